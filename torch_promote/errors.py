@@ -257,7 +257,8 @@ class StaleCastError(TorchPromoteError, RuntimeError):
           this use:   train.py:5 in step: y = model(x)
         Something wrote to the tensor in between and did not change its _version. After such a write (through
         weight.data, a NumPy array, a raw kernel) call torch_promote.clear_cache(), or write in place under
-        torch.no_grad(), or open the region with cache="none". See "Limits" in docs/casts.md.
+        torch.no_grad(), or open the region with cache="none". Without torch_promote, both need
+        torch.clear_autocast_cache(). See "Limits" in docs/casts.md.
     """
 
     def __init__(self, weight: str, dtype: str, mode: str, first_line: str, this_line: str, difference: str) -> None:
@@ -278,7 +279,8 @@ class StaleCastError(TorchPromoteError, RuntimeError):
             f"  this use:   {self.this_line}\n"
             "Something wrote to the tensor in between and did not change its _version. After such a write (through\n"
             "weight.data, a NumPy array, a raw kernel) call torch_promote.clear_cache(), or write in place under\n"
-            'torch.no_grad(), or open the region with cache="none". See "Limits" in docs/casts.md.'
+            'torch.no_grad(), or open the region with cache="none". Without torch_promote, both need\n'
+            'torch.clear_autocast_cache(). See "Limits" in docs/casts.md.'
         )
 
 

@@ -452,13 +452,15 @@ print("ended")
             0,
             "the override linalg_matrix_norm=fp32 never",
         ),
+        (["--override", "mm=fp32", "y.py"], 0, "the override mm=fp32 never acted. The program opened no region of"),
         pytest.param(["--override", "linalg_matrix_norm=fp32", "x.py", "norm"], 0, "", marks=pytest.mark.slow),
         pytest.param(["x.py", "own"], 1, "", marks=pytest.mark.slow),
     ],
-    ids=["error", "cured", "off", "on", "own"],
+    ids=["error", "cured", "off", "none", "on", "own"],
 )
 def test_what_a_run_says_at_its_end(folder: Path, arguments: list[str], status: int, said: str, tmp_path: Path) -> None:
     program(folder / "x.py", MIXED)
+    program(folder / "y.py", "import torch; torch.ones(2, 2) @ torch.ones(2, 2)")
     ended, _, err = python("-m", "torch_promote", "run", *arguments, cwd=folder, env=plain_environment())
     assert ended == status
     lines = [line for line in err.splitlines() if line.startswith("torch-promote: ")]

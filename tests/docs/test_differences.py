@@ -87,13 +87,16 @@ def a_weight_updated_in_a_region(region: Region) -> Any:
     return len(set(in_one)), in_one == losses(region, 1) == losses(stock, 1)
 
 
-@gives(stock=False, ours=True)
+@gives(stock=(False, False), ours=(True, True))
 def a_weight_whose_data_is_assigned_in_a_region(region: Region) -> Any:
     w = weight()
     with region():
         X @ w
         w.data = torch.randn(16, 4)
-        return torch.equal(X @ w, half(X) @ half(w))
+        assigned = torch.equal(X @ w, half(X) @ half(w))
+        with torch.no_grad():
+            w.add_(1)
+        return assigned, torch.equal(X @ w, half(X) @ half(w))
 
 
 @gives(stock=RuntimeError, ours=True)  # "same dtype": the outer region's cast meets an activation in the inner dtype

@@ -129,6 +129,7 @@ def test_what_run_says_is_in_the_table(
     assert said.startswith("torch-promote: ")
     assert said.count("\n") == 1
     assert "program.py:1" in said
+    assert ("Of the optimizer's 2, these are float16: weight, bias." in said) == ("FP16" in row.text)
     if row in OVERRIDES:
         assert f"--override {row.cure}," in said
         assert "(not tried)" in said
@@ -166,15 +167,56 @@ def scaled(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     return x * scale
 with torch.autocast("cpu"): scaled(model(x), x)
 """
+WIDE = """
+@torch.library.custom_op("tests::wide", mutates_args=())
+def wide(x: torch.Tensor) -> torch.Tensor:
+    if x.dtype is not torch.float32:
+        raise RuntimeError("expected scalar type Float but found BFloat16")
+    return x.sin()
+with torch.autocast("cpu"): wide(model(x))
+"""
+REGISTERED = """
+@torch.library.custom_op("tests::products", mutates_args=())
+def products(xs: list[torch.Tensor], w: torch.Tensor) -> {result}:
+    return {products}
+products.register_autograd({backward}, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(inputs[1]))
+{cured}
+with torch.autocast("cpu"):
+    y = products([model(x), model(x)], x.requires_grad_())
+sum(one.float().sum() for one in y).backward()
+"""
+OF_LIST = REGISTERED.format(
+    result="list[torch.Tensor]",
+    products="[one.mm(w) for one in xs]",
+    backward="lambda ctx, grads: ([one.mm(ctx.saved_tensors[0].t()) for one in grads], None)",
+    cured="{cured}",
+)
+OF_ONE = REGISTERED.format(
+    result="torch.Tensor",
+    products="xs[0].mm(w)",
+    backward="lambda ctx, grad: ([grad.mm(ctx.saved_tensors[0].t())] * 2, None)",
+    cured="{cured}",
+)
+REGISTER = 'torch.library.register_autocast("tests::products", "cpu", torch.bfloat16)'
+SETTER = """
+torch.set_autocast_enabled("cpu", True)
+try: x.index_add(0, i, model(x))
+finally: torch.set_autocast_enabled("cpu", False)
+"""
 IN_CHECKPOINT = FUNCTION.replace("Product.apply(", "torch.utils.checkpoint.checkpoint(Product.apply, ").replace(
     "model.weight)", "model.weight, use_reentrant=True)"
 )
+OFF = "with autocast off. If its forward ran with autocast on,"
 OTHERS = {
     IN_CHECKPOINT: "The backward of the autograd.Function Product runs",
     FUNCTION: 'decorate it with torch.amp.custom_fwd(device_type="cpu"), and the backward with torch.amp.custom_bwd(',
     STATES: "A step of the optimizer got several dtypes (self bfloat16, end float32).",
     LIBRARY: 'where it is defined: tp.register_policy("tests::scaled", "promote"), or "lower" or "fp32" (not tried).',
-    "with torch.autocast('cpu', enabled=False): model(low)": "off there, by install, region at program.py:1, so no ",
+    WIDE: "--override tests::wide=fp32, in code",  # "promote" changes nothing
+    OF_LIST.format(cured=""): f"The backward of the op tests::products (register_autograd) runs {OFF} {REGISTER} casts",
+    OF_ONE.format(cured=""): f"The backward of the op tests::products (register_autograd) runs {OFF} {REGISTER} casts",
+    SETTER: "Autocast is on by torch.set_autocast_enabled, outside of regions, so no override acts. In the code, at",
+    "with torch.autocast('cpu', enabled=False): model(low)": "off there, by torch.autocast at program.py:1, so no ",
     "model(x[:, :2])": "",  # of shapes
     "torch.linalg.cholesky(-x)": "",  # of values
 }
@@ -185,8 +227,13 @@ def test_other_errors(code: str, cure: str) -> None:
     with pytest.raises(RuntimeError), tp.install(), tp.trace() as report:
         execute(Row("", "", code, ""), code)
     said = report.content().verdict
-    assert said.startswith(f"The call that raised: {'tests' if code is LIBRARY else 'aten'}::")
+    assert said.startswith(f"The call that raised: {'tests' if code in (LIBRARY, WIDE) else 'aten'}::")
     assert cure in said if cure else "What cures it" not in said
+
+
+@pytest.mark.parametrize("code", [OF_LIST, OF_ONE], ids=["list", "one"])
+def test_register_autocast_cures_the_backward_of_an_op(code: str) -> None:
+    execute(Row("", "", "", ""), code.format(cured=REGISTER))
 
 
 NAN = [
@@ -286,6 +333,7 @@ def f(x):
         ("with torch.autocast('cpu'): model(x.double())", "cast input with .to(torch.float32)"),
         ("nn.GRU(4, 4)(x[None], x[None].bfloat16())", "cast hx with .to(torch.float32)"),
         ("low[i] = x", "cast x with .to(torch.bfloat16)"),
+        ("torch.ops.aten.index_add(x, 0, i, low)", "cast source with .to(torch.float32)"),
         ("torch.dot(low[0], x[0].sin())", "--override dot=promote"),
     ],
 )
@@ -377,6 +425,44 @@ def tools(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
 def test_what_is_cast_back(code: str, back: str, tools: Callable[[str], Said]) -> None:
     said = tools(code).trace
     assert f"with .to(torch.float32), and {back} back with .to(torch." in said
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        (
+            "x.new_zeros(5, 4).index_copy(0, i, low)",
+            [
+                "Or cast self with .to(torch.bfloat16), if the ops after",
+                "self: aten::new_zeros (float32 -> float32) at",
+            ],
+        ),
+        (
+            "torch.cat([x[:0], low, low]).view(8, 4) @ low",
+            ["Or cast self with .to(torch.bfloat16), if", "self: aten::cat (float32, bfloat16 -> float32) at"],
+        ),
+        ("nn.GRU(4, 4)(nn.utils.rnn.pack_sequence([x, x]), low[None, :2])", ["cast hx with .to(torch.float32)."]),
+        (
+            "exec(compile('def f(x): return model(x)', '/site-packages/lib.py', 'exec')); f(low)",
+            ["lib.py:1, autocast off, called at program.py:1: RuntimeError"],
+        ),
+    ],
+    ids=["tie", "joined", "packed", "library"],
+)
+def test_what_the_tensors_of_two_dtypes_are(code: str, says: list[str], tools: Callable[[str], Said]) -> None:
+    said = tools(code).trace
+    assert all(one in said for one in says), said
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "@torch.autocast('cpu', enabled=False)\ndef f(): torch.dot(low[0], x[0])\nf()",
+        "class Own(torch.optim.SGD):\n    def step(self): torch.dot(low[0], x[0])\nOwn(model.parameters()).step()",
+    ],
+)
+def test_no_override_is_advised_where_none_acts(code: str, tools: Callable[[str], Said]) -> None:
+    assert not any("--override" in said for said in tools(code))
 
 
 def test_a_region_around_a_call_has_to_have_the_next_op_too(tools: Callable[[str], Said]) -> None:
@@ -541,6 +627,12 @@ for _ in range(2):
         (
             "net[0].register_forward_pre_hook(lambda _, args: None if forward else args[0].sin())",
             "aten::sin in 0, program.py:5, ran in the recomputation alone.",
+        ),
+        (
+            "net = nn.Linear(4, 4)\nclass Warm(nn.Module):\n    def forward(self, x):\n"
+            "        with torch.autocast('cpu', enabled=not forward): return lin(x)\nlin, net = net, Warm()",
+            "aten::linear in Linear, program.py:8, ran float32 in the forward and float32 -> bfloat16 in the "
+            "recomputation. Autocast was off in the forward, and on in the recomputation.",
         ),
     ],
 )

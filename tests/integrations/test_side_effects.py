@@ -61,6 +61,10 @@ ON_USE = {
         "is_ours(found('torch._dynamo.variables.torch', 'TorchCtxManagerClassVariable.call_function'))",
         "tp.install()",
     ),
+    "threading.setprofile": (
+        "is_ours(__import__('threading').getprofile())",
+        "threads = tp.trace()\nthreads.__enter__()",
+    ),
     "torch.optim.Optimizer, more hooks": (
         "count_of_ours(optimizer._global_optimizer_post_hooks) > 1",
         "block = tp.trace()\nblock.__enter__()",

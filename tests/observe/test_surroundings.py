@@ -7,6 +7,8 @@ import multiprocessing.process
 import os
 import re
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 
@@ -29,23 +31,32 @@ _get_hook = torch._C._dynamo.eval_frame.set_guard_complete_hook
 
 
 def test_threads() -> None:
-    with trace() as report:
-        for name in (None, None, "a name"):
-            thread = threading.Thread(target=torch.ones, args=(2,), name=name)
+    """However they are started, and with the profiler that the program has set for them."""
+    profiled: list[str] = []
+    threading.setprofile(lambda frame, event, argument: profiled.append(threading.current_thread().name))
+    try:
+        with trace() as report:
+            thread = threading.Thread(target=torch.ones, args=(2,), name="a name")
             thread.start()
             thread.join()
+            for pool in (ThreadPool(1), ThreadPoolExecutor(1, "pool")):
+                with pool:
+                    pool.map(torch.ones, (2,))
+    finally:
+        threading.setprofile(None)
     assert report.calls == []
-    assert [sentence.partition(".")[0] for sentence in report.not_seen] == ["Threads started in the block: 2"]
-    assert report.content().verdict.endswith(" Threads that were not traced: 2.")
+    threads = 1 + 4 + 1  # a ThreadPool has three more than its workers
+    assert [sentence.partition(".")[0] for sentence in report.not_seen] == [f"Threads started in the block: {threads}"]
+    assert report.content().verdict.endswith(f" Threads that were not traced: {threads}.")
+    assert {"a name", "pool_0"} <= set(profiled)
 
 
 def test_what_python_does_not_count_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threading, "_counter", lambda: 0)
     monkeypatch.delattr(multiprocessing.process, "_process_counter")
     with trace() as report:
-        pass
+        threading.setprofile(None)
     (sentence,) = report.not_seen
-    assert sentence.startswith("Whether the block has started and ended threads or processes is unknown: Python 3.")
+    assert sentence.startswith("Whether the block has started and ended threads or processes is unknown: other code ")
 
 
 @torch._inductor.config.patch(compile_threads=2)

@@ -283,6 +283,32 @@ def test_a_float32_bias_that_promotes_activations() -> None:
     with tp.trace(model) as report, tp.my_autocast("cpu", overrides={"add": "lower"}):
         model(X) + X
     assert promotions(report.calls) == []
+
+
+def test_a_region_that_is_for_another_device() -> None:
+    with tp.trace() as report, tp.my_autocast("cuda", enabled=False):
+        nn.Linear(4, 4)(X)
+    why = dict(report.explain("linear").facts)["without a policy"]
+    assert why.startswith("no region for cpu: region at test_explanation.py:")
+    assert why.endswith(" is for cuda (1)")
+
+
+def test_a_promotion_where_no_override_acts() -> None:
+    model = nn.Sequential(Biased())
+    torch.set_autocast_enabled("cpu", True)
+    try:
+        with tp.trace() as report:
+            model(X)
+            model[0](X)
+        with tp.trace() as in_region, torch.autocast("cpu"):
+            model(X)
+    finally:
+        torch.set_autocast_enabled("cpu", False)
+    (row,) = promotions(report.calls)
+    assert row[-1] is None
+    (advice,) = report.explain("add").advice
+    assert advice.endswith("in place of torch.set_autocast_enabled, under which no override acts.")
+    assert promotions(in_region.calls)[0][-1] == "add=lower"
     tp.set_module_policy(model, {"0": {"add": "lower"}})
     with tp.my_autocast("cpu"):
         assert model(X).dtype is torch.bfloat16

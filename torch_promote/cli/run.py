@@ -49,7 +49,7 @@ TORCH_PROMOTE_OVERRIDES=exp=fp32,mm=fp32, TORCH_PROMOTE_CACHE=persistent.
 An option takes precedence over its variable; overrides are added.
 
 If an error about dtypes ends the program, a line after its traceback names the
-call, its tensors and what cures it; `trace` tries the cure.
+call, its tensors and what cures it; `trace` tries what it can.
 
 --crosscheck checks the thread that imports PyTorch first, its backward passes,
 and the same in child processes. The report goes to stderr.

@@ -19,6 +19,8 @@ AUTOCAST_OFF = "autocast off by "
 COMPILED = "compiled code"
 #: What `Call.reason` has between the source of a policy and `Call.fallback`.
 FALLBACK = "; in lower precision, not in float8: "
+#: `Call.policy_source` of calls without a policy, where the program has set autocast on outside of all regions.
+BY_SETTER = "torch.set_autocast_enabled, outside of regions"
 #: `Call.op` of a call of a compiled function, with values. Its `inputs` are its arguments, parameters and buffers.
 COMPILED_FUNCTION = "torch.compile"
 
@@ -173,9 +175,10 @@ class Call:
         policy_source: The source of the policy: "PyTorch's table", "register_policy", "the default policy" (of a
             file: "mine.toml, the default policy"), "region at FILE:LINE", 'module policy "NAME"', "install, region at
             FILE:LINE". Without a policy: "autocast off by" one of the last three, if it has switched autocast off for
-            an op with a policy; "promotion rule NAME" if the op promotes inputs of several dtypes; "a kernel on
-            PyTorch's autocast key" if a library has registered one; "compiled code", whose graph contains the casts; or
-            "".
+            an op with a policy; "no region for cpu: region at FILE:LINE is for cuda"; "promotion rule NAME" if the op
+            promotes inputs of several dtypes; "a kernel on PyTorch's autocast key" if a library has registered one;
+            "compiled code", whose graph contains the casts; "torch.set_autocast_enabled, outside of regions" if the
+            program has called that; or "".
         composite: Whether the op calls other ops, which follow.
         thread: The native id of its thread.
         error: Whether the call raised an error.

@@ -551,6 +551,8 @@ class CallObserver:
             if call.policy is None and not call.policy_source and _C.depth():
                 call.policy_source = self.sources.switched_off(name, call.inputs, call.autocast)
             call.policy_is_known = call.policy is not None or bool(call.policy_source)
+        if call.policy is None and not call.policy_source and call.autocast and call.phase == "forward":
+            call.policy_source = self.sources.outside_of_regions()
         if call.policy is None and not call.policy_source and call.facts.promotes(info.dtype for info in call.inputs):
             rule = _C.promotion_rule()
             acts = bool(rule) and _C.promotion_in_force() is not None and _C.promotion_acts_on(tensors_in(call.args))

@@ -23,7 +23,7 @@ from torch import nn
 from torch_promote import _C
 from torch_promote.extension import RegionSpec, policies_beyond_stock
 from torch_promote.loader import AUTOCAST_KEY
-from torch_promote.observe.call import AUTOCAST_OFF, TensorInfo
+from torch_promote.observe.call import AUTOCAST_OFF, BY_SETTER, TensorInfo
 from torch_promote.observe.ops import has_row
 from torch_promote.observe.places import RunningModules, innermost_line
 from torch_promote.policy.named_policies import RECOGNIZED
@@ -251,16 +251,25 @@ class PolicySources:
     def switched_off(
         self, name: str, inputs: tuple[TensorInfo, ...], autocast: tuple[tuple[str, torch.dtype], ...]
     ) -> str:
-        """Returns "autocast off by region at FILE:LINE" or the like, for an op with a policy; "" if none did so."""
+        """Returns "autocast off by region at FILE:LINE" or the like, for an op with a policy; "" without a region."""
         on = dict(autocast)
         for info in inputs:
             device_type = info.device.partition(":")[0]
             if device_type not in on and device_type in DEVICE_TYPES and has_row(name, device_type):
-                for region in reversed(self._open_regions()):
+                regions = self._open_regions()
+                for region in reversed(regions):
                     enabled = region.devices.get(device_type)
                     if enabled is not None:
                         return f"{AUTOCAST_OFF}{_NESTED if enabled else region.text}"
+                if regions and regions[-1].devices:
+                    return f"no region for {device_type}: {regions[-1].text} is for {', '.join(regions[-1].devices)}"
         return ""
+
+    @staticmethod
+    def outside_of_regions() -> str:
+        """Returns `BY_SETTER` if no region is open in this thread, where autocast is on."""
+        torch.autocast_increment_nesting()  # which is what tells their number
+        return "" if torch.autocast_decrement_nesting() or _C.depth() else BY_SETTER
 
     def _open_regions(self) -> tuple[_OpenRegion, ...]:
         """The open regions of this thread."""

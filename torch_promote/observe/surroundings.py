@@ -14,6 +14,7 @@ import os
 import platform
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -141,6 +142,7 @@ _NOT_TRACED = "Their ops are not in the trace."
 _set_hook: Callable[[Any], Any] = torch._C._dynamo.eval_frame.set_guard_complete_hook
 _blocks: list[_Block] = []
 _before: Any = None
+_profile_before: Any = None
 
 
 @dataclass(eq=False)
@@ -150,6 +152,7 @@ class _Block:
     thread: int
     tell: CompiledListener | None = None  # who asks for calls of compiled functions
     compiled: int = 0  # the number of lookups of compiled code
+    threads: list[weakref.ref[threading.Thread]] = field(default_factory=list)  # that have begun in it
     # Those of PyTorch's wrapper in the open calls of which `tell` knows.
     frames: list[Any] = field(default_factory=list)
     untold: set[str] = field(default_factory=set)  # what PyTorch does not tell of them: "read" or "return"
@@ -161,36 +164,32 @@ def watch_unseen(
 ) -> Iterator[None]:
     """Adds a sentence for each kind of unobserved computation at the end of a block."""
     # The modules tell whether the block's model ran. `compiled` is called once for each call of a compiled function.
-    global _before
+    global _before, _profile_before
     block = _Block(threading.get_ident(), compiled)
-    before, started, frames = set(threading.enumerate()), _started_so_far(), _compiled_so_far()
+    started, frames = _started_so_far(), _compiled_so_far()
     with _lock:
         if not _blocks:
             _before = _set_hook(_compiled_code_ran)
+            _profile_before = threading.getprofile()
+            threading.setprofile(_thread_began)
         _blocks.append(block)
     try:
         yield
     finally:
         with _lock:
             _blocks.remove(block)
+            is_counted = threading.getprofile() is _thread_began  # else other code has replaced it
+            if not _blocks and is_counted:
+                threading.setprofile(_profile_before)
             if not _blocks:
                 now = _set_hook(_before)
                 if now is not _compiled_code_ran:  # other code has replaced it since
                     _set_hook(now)
                 _before = None
-        # Autograd's threads, which a trace observes, are dummy threads to Python.
-        new = [
-            one for one in threading.enumerate() if one not in before and not isinstance(one, threading._DummyThread)
-        ]
-        compilers = [one for one in new if _is_of_inductor(one)]
-        unnamed, processes = (
-            None if now is None or then is None else now - then
-            for now, then in zip(_started_so_far(), started, strict=True)
-        )
-        threads = len(new) - len(compilers)
-        if unnamed is not None:
-            threads = max(threads, unnamed - sum(one.name.startswith("Thread-") for one in compilers))
-        uncounted = [what for what, number in (("threads", unnamed), ("processes", processes)) if number is None]
+        now = _started_so_far()
+        processes = None if now is None or started is None else now - started
+        threads = sum(not _is_of_inductor(one()) for one in block.threads)
+        uncounted = ["threads"] * (not is_counted) + ["processes"] * (processes is None)
         if not block.compiled:  # the first call, which compiles, looks nothing up
             block.compiled = max(_compiled_so_far() - frames, 0)
         if block.compiled:
@@ -214,8 +213,8 @@ def watch_unseen(
             sentences.append(Unseen("processes", processes, text))
         if uncounted:
             text = (
-                f"Whether the block has started and ended {' or '.join(uncounted)} is unknown: Python "
-                f"{platform.python_version()} does not count them where this package looks."
+                f"Whether the block has started and ended {' or '.join(uncounted)} is unknown: other code has replaced "
+                f"what counts them, or Python {platform.python_version()} has no count where this package looks."
             )
             sentences.append(Unseen("unknown", 0, text))
         if modules is not None and modules.missed and not block.compiled:
@@ -226,13 +225,23 @@ def watch_unseen(
             sentences.append(Unseen("model", 1, text))
 
 
-def _started_so_far() -> tuple[int | None, int | None]:
-    """The numbers of threads started without a name, and of processes; None if this Python does not say."""
-    threads = getattr(getattr(threading, "_counter", None), "__self__", None)
-    return _number(threads), _number(getattr(multiprocessing.process, "_process_counter", None))
+def _thread_began(frame: Any, event: str, argument: Any) -> None:
+    """Called in each new thread of Python's, not of autograd's; then the profiler that was set before takes over."""
+    sys.setprofile(_profile_before)
+    thread = threading.current_thread()
+    for block in tuple(_blocks) if not _is_of_inductor(thread) else ():
+        block.threads.append(weakref.ref(thread))
+    if _profile_before is not None:
+        _profile_before(frame, event, argument)
 
 
-def _is_of_inductor(thread: threading.Thread) -> bool:
+def _started_so_far() -> int | None:
+    """The number of processes so far; None if this Python does not say."""
+    digits = repr(getattr(multiprocessing.process, "_process_counter", None)).removeprefix("count(").removesuffix(")")
+    return int(digits) if digits.isdigit() else None
+
+
+def _is_of_inductor(thread: threading.Thread | None) -> bool:
     """Whether Inductor started the thread, to compile kernels; such a thread runs no ops."""
     if str(getattr(getattr(thread, "_target", None), "__module__", None)).startswith("torch._inductor."):
         return True
@@ -246,12 +255,6 @@ def _compiled_so_far() -> int:
     """The number of frames that torch.compile has compiled."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     return 0 if dynamo is None else int(dynamo.counters["frames"]["ok"])
-
-
-def _number(counter: Any) -> int | None:
-    """The next value of an itertools.count; None for another object."""
-    digits = repr(counter).removeprefix("count(").removesuffix(")")
-    return int(digits) if digits.isdigit() else None
 
 
 def _compiled_code_ran(hit: bool) -> Any:

@@ -33,11 +33,13 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._library.autograd import make_autograd_impl
+from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from torch_promote.errors import PolicyError
-from torch_promote.observe.call import AUTOCAST_OFF, COMPILED, Call, TensorInfo
-from torch_promote.observe.ops import find_overload
+from torch_promote.observe.call import AUTOCAST_OFF, BY_SETTER, COMPILED, Call, TensorInfo
+from torch_promote.observe.ops import facts_of, find_overload
 from torch_promote.observe.places import RunningModules, is_of_program, role, shown_line
 from torch_promote.policy.named_policies import stock_policy
 from torch_promote.policy.op_names import find_overloads
@@ -56,8 +58,8 @@ _BY_TEXT = {
     "support automatic differentiation": "Calls with out= have no gradient. Assign the result in place of out=, or run "
     "the call under torch.no_grad().",
     r"Attempting to unscale FP16 gradients": (
-        "The parameters are float16, and GradScaler needs float32 ones. Keep the model in float32, and let autocast "
-        "cast: no model.half(), and no dtype=torch.float16 where it is loaded."
+        "GradScaler needs parameters in float32. Keep the model in float32, and let autocast cast: no model.half(), "
+        "and no dtype=torch.float16 where it is loaded."
     ),
     r"unscale_\(\) has already been called": (
         "Call scaler.unscale_(optimizer) once before each scaler.step(optimizer), and scaler.update() after it. With "
@@ -138,8 +140,12 @@ _NEEDS_FLOAT32 = re.compile(
     r"unsafe to autocast|support tensors of type"
 )
 _MAKES_COMPLEX = re.compile("complex|::stft|fft_(?!ir|hf)")
+#: The file with the autograd.Function of ops that have torch.library.register_autograd, and functions of PyTorch's.
+_OF_LIBRARY = make_autograd_impl.__code__.co_filename
+_BETWEEN_FUNCTIONS = "CheckpointFunction.", "make_autograd_impl.", "supports_tensorlist."
 #: The backward of an autograd.Function that custom_bwd decorates.
 _DECORATED = "custom_bwd.<locals>."
+_CALLS_OF_OPS = torch._ops.OpOverload.__call__.__code__, torch._ops.OpOverloadPacket.__call__.__code__
 #: The most elements of the tensors of a call that is made again.
 _MOST_ELEMENTS = 1 << 24
 #: The ops of operators, by the class of the syntax tree.
@@ -159,20 +165,21 @@ def failure_of(error: BaseException | None, raised: Iterable[tuple[Call, Call]])
     """Returns what an error says that ends a block, if it is, or wraps, that of the last call that raised."""
     last = next((call for call, _ in reversed(list(raised))), None)
     while error is not None:
-        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-        lines = {f"{frame.f_code.co_filename}:{line}" for frame, line in traceback.walk_tb(error.__traceback__)}
+        steps = list(traceback.walk_tb(error.__traceback__))
+        frames = [frame for frame, _ in steps]
+        lines = {f"{frame.f_code.co_filename}:{line}" for frame, line in steps}
         in_backward = any(frame.f_code.co_name == "_engine_run_backward" for frame in frames)
         found = last is not None and (
             (last.phase == "backward" and in_backward) or any(last.line and line.endswith(last.line) for line in lines)
         )
         text = f"{type(error).__name__}: {error}"
-        told = "" if found else cure_by_text(text) or cure_of_compiled(text)
+        told = "" if found else f"{cure_by_text(text)}{_in_half(frames)}" or cure_of_compiled(text, _never_acts(frames))
         if not (found or told) and (_is_in_thread(frames) or _HANDED_ON.search(text)):  # which a trace does not observe
             told = _of_error(error)
         if found and last is not None and _is_in_step(frames[_of_program(frames) + 1 :]):
             told = _of_a_step(last.inputs)
         if found or told:
-            return Failure(text[:2000], _custom_function(frames), found, told)
+            return Failure(text[:2000], _custom_function(frames), found, told, _called_at(steps))
         error = error.__cause__ or error.__context__
     return None
 
@@ -212,15 +219,44 @@ def _is_in_step(frames: Iterable[types.FrameType]) -> bool:
     return any(one.f_code.co_name == "step" and isinstance(one.f_locals.get("self"), Optimizer) for one in frames)
 
 
+def _never_acts(frames: Sequence[types.FrameType]) -> bool:
+    """Whether no override acts: in a step of an optimizer, and in a function that a disabled region decorates."""
+    regions = [one.f_locals["autocast_instance"] for one in frames if one.f_code.co_name == "decorate_autocast"]
+    return _is_in_step(frames) or (bool(regions) and not regions[-1]._enabled)
+
+
+def _called_at(steps: Sequence[tuple[types.FrameType, int]]) -> str:
+    """Where the program's own code calls the installed library whose line is the innermost one; or ""."""
+    python = os.path.dirname(threading.__file__)
+    lines = [f"{frame.f_code.co_filename}:{number}" for frame, number in steps if is_of_program(frame)]
+    own = [one for one in lines if "-packages" not in one and not one.startswith(python)]
+    return f", called at {short_line(own[-1])}" if own and "-packages" in lines[-1] else ""
+
+
+def _in_half(frames: Sequence[types.FrameType]) -> str:
+    """Says which parameters of an optimizer are float16, in the frames of a GradScaler that refuses them; else ""."""
+    of_scaler = (one.f_locals["optimizer"] for one in frames if one.f_code is GradScaler._unscale_grads_.__code__)
+    parameters = [one for optimizer in of_scaler for group in optimizer.param_groups for one in group["params"]]
+    modules = [one for frame in frames for one in frame.f_locals.values() if isinstance(one, nn.Module)]
+    names = {id(one): name for module in modules for name, one in nn.Module.named_parameters(module)}
+    half = [names.get(id(one), f"one of shape {list(one.shape)}") for one in parameters if one.dtype is torch.float16]
+    return f" Of the optimizer's {len(parameters):,}, these are float16: {some_of(half)}." if half else ""
+
+
 def _custom_function(frames: Sequence[types.FrameType]) -> str:
     """The backward, or forward, of the innermost autograd.Function that the frames are in: "Scale.backward", or ""."""
     names = [
+        one.f_locals["op"].name()
+        for one in frames
+        if (one.f_code.co_filename, one.f_code.co_name) == (_OF_LIBRARY, "backward") and "op" in one.f_locals
+    ]
+    names += [
         getattr(inner.f_code, "co_qualname", inner.f_code.co_name)
         for outer, inner in itertools.pairwise(frames)
         if outer.f_code.co_name == "apply"
         and outer.f_code.co_filename.endswith(os.path.join("autograd", "function.py"))
     ]
-    return next((name for name in reversed(names) if not name.startswith("CheckpointFunction.")), "")
+    return next((name for name in reversed(names) if not name.startswith(_BETWEEN_FUNCTIONS)), "")
 
 
 def describe_raised(raised: tuple[Call, Call]) -> str:
@@ -232,6 +268,14 @@ def describe_raised(raised: tuple[Call, Call]) -> str:
     place = f"{call.phase}, module {module_name(call.module)}" + (f", {short_line(call.line)}" if call.line else "")
     place += _in_compiled(call.line) if call.policy_source == COMPILED else ""
     return f"{call.name} of {_tensors(call.inputs)}{inside}: {place}, autocast {autocast or 'off'}{policy}"
+
+
+def short_source(text: str) -> str:
+    """Returns who has set a policy, or switched autocast off, without folders, and as the program spells it."""
+    before, at, line = text.partition("region at ")
+    if before.endswith("install, ") and before.startswith((AUTOCAST_OFF, "no region")):
+        before, at = before.removesuffix("install, "), "torch.autocast at "
+    return f"{before}{at}{short_line(line)}" if at else text
 
 
 def _in_compiled(line: str) -> str:
@@ -261,7 +305,11 @@ def differs_in_recomputation(failure: Failure, calls: Iterable[Call]) -> str:
             both = (
                 f"{before[0]} in the forward and {ran} in the recomputation" if same else "in the recomputation alone"
             )
-            return f"The first call that differs: {call.name} in {where}, ran {both}."
+            off, in_it, other = (call, "recomputation", "forward") if at.autocast else (at, "forward", "recomputation")
+            source = short_source(off.policy_source).removeprefix(AUTOCAST_OFF)
+            region = f" Autocast was off in the {in_it}{source and f', by {source}'}, and on in the {other}."
+            region *= bool(at.autocast) != bool(call.autocast)
+            return f"The first call that differs: {call.name} in {where}, ran {both}.{region}"
     return ""
 
 
@@ -282,7 +330,26 @@ def cure_of(raised: tuple[Call, Call], failure: Failure | None, calls: Iterable[
         for one in (calls if call.phase == "backward" else ())
         if one.own and one.autocast and (one.phase, one.module, one.line) == ("forward", call.module, call.line)
     )
-    return _cure(raised, failure, next((one for one in forwards if one.op.partition("::")[2] in first.op), None))
+    cure = _cure(raised, failure, next((one for one in forwards if one.op.partition("::")[2] in first.op), None))
+    if not cure.text or cure.overrides or len({one.dtype for one in _floats(call.inputs)}) < 2:
+        return cure
+    return replace(cure, text=f"{cure.text}{_made_by(call, list(calls))}")
+
+
+def _made_by(call: Call, calls: Sequence[Call]) -> str:
+    """Says which calls of the program before a call returned tensors like its own, the last first; "" for none."""
+    before = [one for one in calls[: calls.index(call)] if one.own and one.outputs] if call in calls else []
+    found = []
+    for info in _floats(call.inputs):
+        wanted, made = {(info.dtype, info.shape)}, dict[str, None]()
+        for one in reversed(before if not re.search("weight|bias|params", info.name) else ()):
+            if not wanted.isdisjoint((out.dtype, out.shape) for out in one.outputs):
+                if one.inputs and (facts_of(one.name).is_view or facts_of(one.name).is_detach):
+                    wanted.add((one.inputs[0].dtype, one.inputs[0].shape))
+                else:
+                    made[f"{one.name} ({one.dtypes}) at {short_line(one.line)}"] = None
+        found += [f"{info.name}: {', '.join(made)}"] if 0 < len(made) < 4 else []  # more of them tell nothing
+    return f" The calls before it that returned such tensors, the last first: {'; '.join(found)}." if found else ""
 
 
 @functools.lru_cache(maxsize=64)
@@ -309,8 +376,8 @@ def _cure(raised: tuple[Call, Call], failure: Failure | None, forward: Call | No
         )
     devices = {one.device.partition(":")[0] for one in call.inputs}
     on = [dtype for device, dtype in call.autocast if device in devices]
-    if not on or call.policy_source == COMPILED:
-        return _with_autocast_off(call, text)
+    if not on or call.policy_source in (COMPILED, BY_SETTER):
+        return _with_autocast_off(replace(call, policy_source=call.policy_source or first.policy_source), text)
     again = _outcome(call, _in_force(call))
     repeats = bool(again) and (not text or _alike(str(again), text))
     for key, policy in _candidates(raised, text) if repeats or not _keeps(floats) else ():
@@ -346,6 +413,14 @@ def _keeps(dtypes: Iterable[torch.dtype]) -> bool:
 
 
 def _of_a_backward(infos: Sequence[TensorInfo], function: str, name: str = "", forward: Call | None = None) -> str:
+    if "::" in function:
+        device = next((f'"{one.device.partition(":")[0]}"' for one in infos), "device_type")
+        lower = next((one.dtype for one in infos if one.dtype in LOWER_DTYPES), "dtype")
+        return (
+            f"The backward of the op {function} (register_autograd) runs with autocast off. If its forward ran with "
+            f'autocast on, torch.library.register_autocast("{function}", {device}, {lower}) casts its inputs to one '
+            "dtype (not tried). Or cast in that backward."
+        )
     if function:
         device = next((one.device.partition(":")[0] for one in infos), "...")
         return (
@@ -378,14 +453,17 @@ def _with_autocast_off(call: Call, text: str) -> Cure:
     compiled = call.policy_source == COMPILED
     by_hand, cast = _by_hand(call, _OF_COMPILED if compiled else _AT_LINE)
     again = _outcome(call, {})
-    if again and _alike(again, text or again) and _outcome(replace(call, inputs=cast), {}) != "":
-        by_hand = ""
-    by = f", by {call.policy_source.removeprefix(AUTOCAST_OFF)}" * call.policy_source.startswith(AUTOCAST_OFF)
+    if again and _alike(again, text or again) and is_about_dtypes(_outcome(replace(call, inputs=cast), {}) or ""):
+        by_hand = ""  # another error may be one of the made-up values
+    source = short_source(call.policy_source)
+    by = f", by {source.removeprefix(AUTOCAST_OFF)}" * source.startswith(AUTOCAST_OFF)
+    by = f" ({source})" if source.startswith("no region") else by
     off = _IN_GRAPH if compiled else f"Autocast is off there{by}, so no override acts. "
+    off = f"Autocast is on by {BY_SETTER}, so no override acts. " if call.policy_source == BY_SETTER else off
     device = next((one.device.partition(":")[0] for one in call.inputs), "cpu")
     lower = next((one.dtype for one in call.inputs if one.dtype in LOWER_DTYPES), torch.bfloat16)
     in_region = ""
-    if _outcome(call, {}, ((device, lower),)) == "" and _outcome(call, {}):
+    if not source.startswith(AUTOCAST_OFF) and _outcome(call, {}, ((device, lower),)) == "" and _outcome(call, {}):
         in_region = (
             " Or open a region around it and the ops that take its result (tried for the call alone): "
             f'torch.autocast("{device}", {lower}).'
@@ -398,7 +476,7 @@ def _with_autocast_off(call: Call, text: str) -> Cure:
 #: In which code to cast, if the program's line makes the call, calls a function of PyTorch's, or calls a graph.
 _AT_LINE, _CALLING, _OF_COMPILED = ", at that line", " that calls it", " of that function"
 _IN_GRAPH = "No override acts while a graph runs. "
-_UNCOMPILED = "With TORCH_COMPILE_DISABLE=1, `torch-promote trace` names the call and its line, and tries the cure."
+_UNCOMPILED = "With TORCH_COMPILE_DISABLE=1, `torch-promote trace` names the call and its line, and tries what it can."
 
 
 def _by_hand(call: Call, place: str = _AT_LINE) -> tuple[str, tuple[TensorInfo, ...]]:
@@ -422,6 +500,11 @@ def _by_hand(call: Call, place: str = _AT_LINE) -> tuple[str, tuple[TensorInfo, 
     changed = ", ".join(one.name for one in infos if one.dtype is not target and one.name != hidden)
     result = "a real tensor of its complex result, such as .real," if _MAKES_COMPLEX.search(call.op) else "its result"
     back = f", and {result} back with .to({dtypes[0]}), if the next op needs it" if len(dtypes) == 1 else ""
+    others = [one.name for one in infos if one.dtype is target]
+    writes = call.op.endswith("_") or any(name.endswith("out") for name in others)
+    if len(dtypes) == 2 and len(others) < 3 and not (writes or target.is_complex or torch.float64 in dtypes):
+        (other,) = {*dtypes} - {target}
+        back = f". Or cast {', '.join(others)} with .to({other}), if the ops after it need that"
     return f"In the code{place}: cast {changed} with .to({target}){back}.", cast
 
 
@@ -437,12 +520,13 @@ def _is_float(dtype: torch.dtype) -> bool:
 # Overrides, and the call made again
 
 
-def _candidates(raised: tuple[Call, Call], text: str) -> Iterator[tuple[str, str]]:
+def _candidates(raised: tuple[Call, Call], text: str, all_known: bool = True) -> Iterator[tuple[str, str]]:
     """Yields overrides that are legal for the call, the likeliest first."""
     floats = {one.dtype for one in raised[0].inputs if one.dtype.is_floating_point}
-    needs_float32 = _NEEDS_FLOAT32.search(text) if text else len(floats) == 1
-    wider = ("fp32", "promote") if needs_float32 else ("promote", "fp32")
-    for policy in ("match_self", *wider, "lower"):
+    alone = len(floats) == 1 and (all_known or not text)
+    wider = ("fp32", "promote") if alone or _NEEDS_FLOAT32.search(text) else ("promote", "fp32")
+    changes_none = alone and torch.float32 in floats
+    for policy in ("lower",) if changes_none else ("match_self", *wider, "lower"):
         for call in dict.fromkeys(raised):
             for name in (call.op, f"{call.op}.{call.overload or 'default'}"):
                 key = name.removeprefix("aten::")
@@ -579,26 +663,28 @@ def _of_error(error: BaseException) -> str:
     steps = list(traceback.walk_tb(error.__traceback__))
     if not steps:
         return ""
+    steps = steps[: -1 if steps[-1][0].f_code in _CALLS_OF_OPS else None] or steps
     text = f"{type(error).__name__}: {error}"
-    if told := cure_of_compiled(text):
-        return told
     frames = [one for one, _ in steps]
+    idle = _never_acts(frames)
+    if told := cure_of_compiled(text, idle):
+        return told
     own = _of_program(frames)
     (frame, number), below = steps[own], frames[own + 1 :] if own >= 0 else []
     compiled = any(role(one.f_code).is_compiled for one in below)
     in_backward = any(one.f_code.co_name == "_engine_run_backward" for one in frames)
     line = shown_line(f"{frame.f_code.co_filename}:{number}")
     path = RunningModules().path_at(frame if compiled else steps[-1][0])
-    where = f"{short_line(line)}{_in_compiled(line) if compiled else ''}, module {module_name(path)}"
+    where = f"{short_line(line)}{_in_compiled(line) if compiled else ''}{_called_at(steps)}, module {module_name(path)}"
     in_thread, handed_on = _is_in_thread(frames), _HANDED_ON.search(text)
-    known = cure_by_text(text)
+    known = f"{cure_by_text(text)}{_in_half(frames)}"
     if re.search(_OF_CHECKPOINT, text) and not in_thread:
         known += " `torch-promote trace` names the first call that differs."
     if known or not is_about_dtypes(text.rstrip().rpartition("\n")[2] if handed_on else text):
         return known and f"{where}: {known}"
     if handed_on:
         return f"{where}: It ran {handed_on[1]}. A region acts in the thread that opens it: open torch.autocast there."
-    ask = _UNCOMPILED if compiled else "`torch-promote trace` names the call, with its dtypes, and tries the cure."
+    ask = _UNCOMPILED if compiled else "`torch-promote trace` names the call, with its dtypes, and tries what it can."
     ask = "" if in_thread else ask
     function = _custom_function(frames)
     if in_backward and not compiled and not function.startswith(_DECORATED):
@@ -613,11 +699,11 @@ def _of_error(error: BaseException) -> str:
     code = _OF_COMPILED if compiled else _CALLING if below else _AT_LINE
     if code is _CALLING:  # whose names these are
         where = f"{short_line(f'{frames[-1].f_code.co_filename}:{steps[-1][1]}')}, called at {where}"
-    advice = _of_a_step(call.inputs) if _is_in_step(below) else f"{_advice(call, text, code, in_thread)}{ask}"
+    advice = _of_a_step(call.inputs) if _is_in_step(below) else f"{_advice(call, text, code, in_thread, idle)}{ask}"
     return f"{shown}, at {where}. {advice}".rstrip()
 
 
-def _advice(call: Call, text: str, place: str = _AT_LINE, in_thread: bool = False) -> str:
+def _advice(call: Call, text: str, place: str = _AT_LINE, in_thread: bool = False, idle: bool = False) -> str:
     """What cures the error of a call of which a traceback alone is known."""
     by_hand, dtypes = _by_hand(call, place)[0], {one.dtype for one in call.inputs if _is_float(one.dtype)}
     if len(dtypes) < 2 and not _NEEDS_FLOAT32.search(text):  # the traceback does not show the other tensor
@@ -625,10 +711,11 @@ def _advice(call: Call, text: str, place: str = _AT_LINE, in_thread: bool = Fals
     by_hand += " " * bool(by_hand)
     if in_thread or place == _OF_COMPILED:
         return f"{_IN_THREAD}{by_hand.replace('In', 'Or in', 1)}" if in_thread else f"{_IN_GRAPH}{by_hand}"
-    key, policy = next(_candidates((call, call), text), ("", ""))
+    all_known = len(call.inputs) >= len(_tensor_arguments(call.name))
+    key, policy = next(_candidates((call, call), text, all_known), ("", ""))
     device = next((one.device.partition(":")[0] for one in call.inputs), "cpu")
     stock = stock_policy(call.name, device) if device in DEVICE_TYPES else None
-    if _keeps(one.dtype for one in call.inputs if _is_float(one.dtype)) or not key:
+    if _keeps(one.dtype for one in call.inputs if _is_float(one.dtype)) or not key or idle:
         return by_hand
     lower = stock is CastPolicy.lower_precision_fp and _NEEDS_FLOAT32.search(text)
     if stock not in (None, CastPolicy.fallthrough, CastPolicy.banned) and not lower:
@@ -659,8 +746,9 @@ def is_about_dtypes(text: str) -> bool:
 def _written_call(step: types.TracebackType, module: str, line: str) -> Call | None:
     """The call that a line of a traceback made, with the tensors whose names stand in it; None if it is no op's."""
     frame = step.tb_frame
-    if frame.f_code is torch._ops.OpOverload.__call__.__code__:  # such as that of a graph
+    if frame.f_code in _CALLS_OF_OPS:  # such as that of a graph
         op, args, named = (frame.f_locals[name] for name in ("self", "args", "kwargs"))
+        op = op if isinstance(op, torch._ops.OpOverload) else getattr(op, op.overloads()[0])
         given = zip((one.name for one in op._schema.arguments), args, strict=False)
         return _call(op.name(), _infos([*given, *named.items()]), module, line)
     positions = list(frame.f_code.co_positions())[step.tb_lasti // 2]
@@ -713,7 +801,7 @@ _COMPILED = re.compile(
 _FAKE = re.compile(r"FakeTensor\(\.\.\., (?:device='(\w+)[^']*', )?size=\(([\d, ]*)\)(?:, dtype=torch\.(\w+))?")
 
 
-def cure_of_compiled(text: str) -> str:
+def cure_of_compiled(text: str, idle: bool = False) -> str:
     """Returns what cures an error of dtypes that torch.compile found while it traced a program; "" for any other."""
     found = _COMPILED.search(text)
     if found is None or not is_about_dtypes(found[3]):
@@ -732,7 +820,8 @@ def cure_of_compiled(text: str) -> str:
         line = short_line(f"{found[4]}:{found[5]}") if found[4] else "line unknown"
         call = _call(name, infos, "", line)
         return (
-            f"{call.op} of {_tensors(infos)}, at {line}, compiled: {found[3]}. {_advice(call, found[3])}{_UNCOMPILED}"
+            f"{call.op} of {_tensors(infos)}, at {line}, compiled: {found[3]}. "
+            f"{_advice(call, found[3], idle=idle)}{_UNCOMPILED}"
         )
     return ""
 

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from torch_promote.errors import OptionError, did_you_mean
-from torch_promote.observe.call import Call, TensorInfo
+from torch_promote.observe.call import BY_SETTER, Call, TensorInfo
 from torch_promote.policy.op_table import FLOAT8_POLICIES, CastPolicy
 from torch_promote.policy.overrides import why_illegal
-from torch_promote.reading.dtype_errors import cure_of, describe_raised
+from torch_promote.reading.dtype_errors import cure_of, describe_raised, short_source
 from torch_promote.reading.findings import is_delicate, promoted, savings
 from torch_promote.recording.recording import CallGroup, Place
 from torch_promote.reference.dtypes import dtype_name
@@ -197,7 +197,7 @@ class _Explainer:
         verdict = f"Autocast had a policy for {having:,} of {calls:,} calls of the {what}."
         if made is not None:
             verdict = f"The {what} made the first inf or NaN: {made}"
-        return Explanation(self.name, self.kind, verdict, facts, tuple(self._advice()), tuple(rows))
+        return Explanation(self.name, self.kind, verdict, facts, tuple(dict.fromkeys(self._advice())), tuple(rows))
 
     def _facts(self) -> Iterator[tuple[str, str]]:
         whole, report = self.whole, self.report
@@ -239,6 +239,7 @@ class _Explainer:
         yield "casts", f"{whole.casts:,} ({size(whole.bytes)}): {_counts(parts)}" if whole.casts else "none made"
         yield "casts reused", f"{whole.reused:,}" if whole.reused else ""
         yield "casts repeated", f"{whole.repeated:,} ({size(whole.repeated_bytes)})" if whole.repeated else ""
+        yield "not in the trace", " ".join(one for one in report.not_seen if one.kind == "threads")
         yield "raised", f"{whole.errors:,}" if whole.errors else ""
         yield "raised last", describe_raised(self.raised[-1]) if self.raised else ""
 
@@ -267,15 +268,15 @@ class _Explainer:
 
     def _promoting(self) -> Iterator[str]:
         """Yields how to keep ops in low precision whose float32 operand, such as a bias, is the smaller one."""
-        found: dict[tuple[str, str], tuple[TensorInfo, TensorInfo]] = {}
+        found: dict[tuple[str, str, bool], tuple[TensorInfo, TensorInfo]] = {}
         for call, wide, lower in promoted(self.stored):
-            found.setdefault((call.name, call.module), (wide, lower))
-        for (op, module), (wide, lower) in found.items():
+            found.setdefault((call.name, call.module, call.policy_source == BY_SETTER), (wide, lower))
+        for (op, module, by_setter), (wide, lower) in found.items():
             code = self._code(op, module, "lower", in_backward=False)
             yield (
                 f"{op.partition('.')[0].removeprefix('aten::')}=lower: {wide.name}, of float32, promotes {lower.name} "
                 f"of {dtype_name(lower.dtype)}, which has more elements, to float32. To run it in the autocast dtype: "
-                f"{code}."
+                f"{code}{', in place of torch.set_autocast_enabled, under which no override acts' * by_setter}."
             )
 
     def _other_policy(self, op: str) -> str:
@@ -284,7 +285,7 @@ class _Explainer:
         if policy_source.startswith(("region at", "module policy", "install,")) or policy_source.endswith(
             DEFAULT_POLICY
         ):
-            return f"The policy of {op} was set by: {_short(policy_source)}. Change it there."
+            return f"The policy of {op} was set by: {short_source(policy_source)}. Change it there."
         other, effect = _OTHER_POLICY.get(policy, ("", ""))
         is_lower = any("float16" in text.split(" -> ")[0] for text in group.dtypes)  # or bfloat16
         if not other or (other == "lower" and not is_lower):  # it got float32, so there is no cast to avoid
@@ -317,14 +318,8 @@ def describe_call(call: Call, report: Recording) -> str:
     return ", ".join(filter(None, place)) + (f": {', '.join(shares)}" if shares else "")
 
 
-def _short(text: str) -> str:
-    """Shortens the path of a region's line."""
-    before, at, line = text.partition("region at ")
-    return f"{before}{at}{short_line(line)}" if at else text
-
-
 def _counts(counts: Counter[str]) -> str:
-    return some_of(f"{_short(text)} ({count:,})" for text, count in counts.most_common() if count)
+    return some_of(f"{short_source(text)} ({count:,})" for text, count in counts.most_common() if count)
 
 
 _FORMS = (

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from torch_promote.observe.call import AUTOCAST_OFF, Call, Cast, TensorInfo
+from torch_promote.observe.call import AUTOCAST_OFF, BY_SETTER, Call, Cast, TensorInfo
 from torch_promote.observe.ops import facts_of
 from torch_promote.policy.op_table import CastPolicy
 from torch_promote.policy.overrides import why_illegal
@@ -136,17 +136,17 @@ def promoted(calls: Iterable[Call]) -> Iterator[tuple[Call, TensorInfo, TensorIn
             yield call, wide, lower
 
 
-def promotions(calls: Iterable[Call]) -> list[tuple[str, str, str, int, int, str]]:
-    """Returns rows of promoted calls, by op, line and operands: op, line, dtypes, calls, bytes, override."""
-    found: dict[tuple[str, str, str], list[int]] = {}
+def promotions(calls: Iterable[Call]) -> list[tuple[str, str, str, int, int, str | None]]:
+    """Returns rows of promoted calls, by op, line and operands: op, line, dtypes, calls, bytes, override if it acts."""
+    found: dict[tuple[str, str, str, bool], list[int]] = {}
     for call, wide, lower in promoted(calls):
         shapes = f"{lower.name} {dtype_name(lower.dtype)}{list(lower.shape)}, {wide.name} float32{list(wide.shape)}"
-        numbers = found.setdefault((call.op, call.line, shapes), [0, 0])
+        numbers = found.setdefault((call.op, call.line, shapes, call.policy_source != BY_SETTER), [0, 0])
         numbers[0] += 1
         numbers[1] += 4 * math.prod(call.outputs[0].shape)
     rows = [
-        (op.removeprefix("aten::"), short_line(line), shapes, number, total, f"{op.removeprefix('aten::')}=lower")
-        for (op, line, shapes), (number, total) in found.items()
+        (name := op.removeprefix("aten::"), short_line(line), shapes, number, total, f"{name}=lower" if acts else None)
+        for (op, line, shapes, acts), (number, total) in found.items()
     ]
     return sorted(rows, key=lambda row: -row[4])
 

@@ -178,7 +178,8 @@ class TraceReport(Recording, Report):
         if not failure.in_call or not self.raised:
             return f"The program ended with {said}. {failure.told} {differs}".rstrip()
         cure = cure_of(self.raised[-1], failure, self.calls).text
-        return f"The call that raised: {describe_raised(self.raised[-1])}: {said}.{cure and f' What cures it: {cure}'}"
+        call = f"{describe_raised(self.raised[-1])}{failure.called_at}"
+        return f"The call that raised: {call}: {said}.{cure and f' What cures it: {cure}'}"
 
     def _first_nonfinite(self) -> str:
         first = self.first_nonfinite

@@ -14,7 +14,8 @@ that returns its argument, such as `contiguous()`, does not write.
 NOTE [ Which call made it ]
 A call makes a NaN if nothing that it reads has one, and an infinite value if all that it reads is finite, unless the
 program passed an infinite number, as `masked_fill(mask, -inf)` does. A NaN that a call makes of infinite values comes
-from the call that made those. Views and uninitialized memory make nothing.
+from the call that made those. Views and uninitialized memory make nothing. A call inside of another one, such as `cat`,
+may return a view of memory that a kernel has allocated and not written yet: its values are not measured.
 
 A loss is a tensor on which `backward()` is called without a gradient: autograd then makes a gradient of ones like it.
 
@@ -29,6 +30,7 @@ import contextlib
 import dataclasses
 import functools
 import sys
+import threading
 import types
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -363,7 +365,7 @@ class Recorder:
         """Records what a call has read and computed."""
         tensors = [_local(one) for one in tensors]
         reads: tuple[Read, ...] = ()
-        draw, computes = "", False
+        draw, computes, copies_undefined = "", False, False
         memories: Sequence[_Memory | None] = ()
         if call.own:
             reads, draw = of.reads, of.draw
@@ -378,7 +380,7 @@ class Recorder:
                     of.inside[reference.cdata] = reference, _version_of(tensor), is_undefined
         values: tuple[Values, ...] = ()
         if self._is_kept or computes:
-            values = self._measure(call, tensors, memories)
+            values = (EMPTY,) * len(tensors) if copies_undefined else self._measure(call, tensors, memories)
         if self._is_kept:
             if values:
                 self._report.values[number] = values
@@ -452,8 +454,9 @@ class Recorder:
         known = {key for key in written if key in self._memory and not self._memory[key].is_compiled}
         of.writes = frozenset(written) - known
         of.draw = "" if of.draw == state_drawn_from(args, inputs) else of.draw
+        here = threading.get_native_id()
         call = Call(
-            COMPILED_FUNCTION, "", path, "forward", line, inputs, inputs, _infos_of(results), (), None, "", True, 0
+            COMPILED_FUNCTION, "", path, "forward", line, inputs, inputs, _infos_of(results), (), None, "", True, here
         )
         self._add(of, call, args, results)
 

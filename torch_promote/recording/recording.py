@@ -120,7 +120,7 @@ class CallGroup:
         repeated_bytes: Their size in bytes.
         cast_time: The time of the casts on the host, in nanoseconds.
         duration: The time of the calls on the host, in nanoseconds. A composite op's call includes those of its ops.
-        errors: The number of calls that raised.
+        errors: The number of calls of the program that raised, without those inside of another one.
     """
 
     key: str
@@ -149,7 +149,7 @@ class CallGroup:
             self.rules[call.policy_source] += 1
         self.cast_time += call.cast_time
         self.duration += call.duration
-        self.errors += call.error
+        self.errors += call.error and call.own
         for cast in call.casts:
             if cast.reused:
                 self.reused += 1
@@ -290,12 +290,14 @@ class Failure:
         function: The method of a torch.autograd.Function in which it was raised: "Scale.backward"; "" if in none.
         in_call: Whether the last call that raised has raised it.
         told: What its traceback tells: of a call, only that a step of one of PyTorch's optimizers made it; or "".
+        called_at: ", called at FILE:LINE" of the program's own code, if a line of an installed library made the call.
     """
 
     text: str
     function: str = ""
     in_call: bool = True
     told: str = ""
+    called_at: str = ""
 
 
 Place: TypeAlias = tuple[str, str, str]

@@ -13,6 +13,7 @@ Source: torch/amp/autocast_mode.py, class autocast, _enter_autocast (v2.13).
 from __future__ import annotations
 
 import functools
+import multiprocessing
 import os
 import sys
 import threading
@@ -487,13 +488,15 @@ def say_unused_overrides() -> None:
     """At the end of `torch-promote run --override`: says on stderr which overrides of the command line never acted."""
     installation = installed()
     entered = [key for one in _installations for key in one._specs]  # of the regions that the program has entered
-    if installation is None or not entered:  # such as the process of a launcher
+    is_launcher = not entered and (os.times().children_user > 0 or multiprocessing.parent_process() is not None)
+    if installation is None or is_launcher:  # or a worker
         return
     applied, unused = set(_C.ops_with_applied_policies()), []
     for op, spelled in asked_overrides().items():
         policy, overloads = select(op, spelled)
         # Of one that says what PyTorch's table says, nothing is known.
-        changes = any(stock_policy(name, device) is not policy for name in overloads for device, *_ in entered)
+        devices = [device for device, *_ in entered] or DEVICE_TYPES
+        changes = any(stock_policy(name, device) is not policy for name in overloads for device in devices)
         if changes and policy is not CastPolicy.fallthrough and applied.isdisjoint(overloads):
             unused.append(f"{op}={spelled}")
     if not unused:
@@ -503,7 +506,9 @@ def say_unused_overrides() -> None:
         "called by another op that autocast casts."
     )
     if not any(enabled for _, _, enabled, _ in entered):
-        why = "All regions of the program were disabled (enabled=False)."
+        why = "All regions of the program were disabled (enabled=False), or their device is not there."
+    if not entered:
+        why = "The program opened no region of torch.autocast."
     text = f"torch-promote: the override {', '.join(unused)} never acted. {why} `torch-promote trace` names its calls."
     print(text, file=sys.stderr, flush=True)
 
