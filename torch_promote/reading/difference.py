@@ -637,7 +637,9 @@ def _concluded(found: Difference, walk: Walk) -> Difference:
         what = "Losses, gradients or parameters differ; no recorded call does."
         facts.append(Fact("op", what, error=largest))
     if not facts and walk.tail is not None and found.unfinished:
-        text = f"{walk.described(walk.tail)}: the other recording ends before. All results up to there have equal bits."
+        text = (
+            f"{walk.described(walk.tail)[0]}: the other recording ends before. All results up to there have equal bits."
+        )
         first, second = (calls[0] if calls else None for calls in (walk.tail.one, walk.tail.other))
         step = walk.one.steps[first] if first is not None else walk.other.steps[second] if second is not None else 0
         facts.append(Fact("structure", text, first, second, step))
@@ -666,7 +668,7 @@ def _concluded(found: Difference, walk: Walk) -> Difference:
             evidence.append(f"These differ between the runs: {', '.join(selecting)}.")
     if walk.of_versions:
         evidence.append(
-            f"{walk.described(walk.of_versions[0])}. Places where the versions of PyTorch make other calls: "
+            f"{walk.described(walk.of_versions[0])[0]}. Places where the versions of PyTorch make other calls: "
             f"{len(walk.of_versions):,}."
         )
     if compiled:

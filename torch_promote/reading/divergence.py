@@ -25,6 +25,7 @@ The walk then goes on behind such a call, without the facts that a rounding erro
 from __future__ import annotations
 
 import bisect
+import functools
 import itertools
 import math
 from collections import Counter
@@ -38,7 +39,7 @@ from torch_promote.reading.alignment import align, rising
 from torch_promote.reading.run import Run, relative_error
 from torch_promote.recording.values import EMPTY
 from torch_promote.reference.dtypes import dtype_name
-from torch_promote.report.base import module_name, some_of, spell_number
+from torch_promote.report.base import module_name, short_line, some_of, spell_number
 
 if TYPE_CHECKING:
     from torch_promote.observe.call import Argument, Call
@@ -89,7 +90,7 @@ class Fact:
         arguments: The arguments that differ, with both values.
         state: The names of the states that differ.
         calls: The number of calls that it is true of.
-        alone: Of calls of one run alone, the numbers of those of these ops in each run.
+        alone: The numbers of the calls that it says each run makes alone.
     """
 
     kind: Kind
@@ -145,7 +146,6 @@ class Walk:
         self._tainted: tuple[set[int], set[int]] = set(), set()  # calls whose results differ
         self._partners: tuple[dict[int, int], dict[int, int]] = {}, {}
         self._gap_of: tuple[dict[int, Gap], dict[int, Gap]] = {}, {}
-        self._alone: tuple[set[Any], set[Any]] = set(), set()  # what the runs call that is not aligned
         #: What the calls are that only initialize parameters.
         self._initial = [{self._sort(side, k) for k in run.initial} for side, run in enumerate(self.runs)]
         self._told: set[int] = set()  # the ids of gaps that are facts
@@ -292,7 +292,6 @@ class Walk:
                 self.gaps.append(gap)
             (gap.one, gap.other)[side].append(k)
             self._gap_of[side][k] = gap
-            self._alone[side].add(self._sort(side, k))
         self.received = self._find_received()
         if gap is not None and ((not gap.one and not complete[0]) or (not gap.other and not complete[1])):
             self.tail = self.gaps.pop()
@@ -400,8 +399,7 @@ class Walk:
         call = self.one.calls[i] if i is not None else self.other.calls[j] if j is not None else None
         if call is None:
             return "the program"
-        phase = "" if call.phase == "forward" else f" ({call.phase})"
-        return f"{call.op} in {module_name(call.module)}{phase}"
+        return f"{call.op} in {module_name(call.module)}{_phase(call)}"
 
     # --- optimizers
 
@@ -1136,8 +1134,10 @@ class Walk:
         writing = {run.parameter_of(k) for run, calls in self._sides(gap) for k in calls if run.computes(k)}
         parameter = writing.pop() if len(writing) == 1 and not all(computing) else ""
         kinds = [run.named[parameter].kind for run in self.runs if parameter in run.named]
-        on = f", on the {kinds[0] if kinds else 'parameter'} {parameter}" if parameter else ""
-        text = f"{self.described(gap)}{on}.{self._accumulated(gap)}{self._not_detached(gap)}"
+        described, alone = self.described(gap)
+        on = f"on the {kinds[0] if kinds else 'parameter'} {parameter}"
+        on = (f", {on}" if any(alone) else f". {'A' if gap.one else 'B'} makes more {on}") if parameter else ""
+        text = f"{described}{on}.{self._accumulated(gap)}{self._not_detached(gap)}"
         kind: Kind = "structure"
         if all(computing):
             ends = [run.calls[calls[-1]] for (run, _), calls in zip(self._sides(gap), computing, strict=True)]
@@ -1146,14 +1146,11 @@ class Walk:
             found = self.error_of(Pair(computing[0][-1], computing[1][-1]))
             error = found if found is not None else error
         fact = Fact(kind, text, first[0], first[1], self._step_of(first[0], first[1]), error, parameter)
-        rows = {(side, run.calls[k].op) for side, run in enumerate(self.runs) for k in computing[side]}
+        made = [[run.calls[k] for k in calls] for run, calls in zip(self.runs, computing, strict=True)]
+        rows = {(side, call.op) for side, calls in enumerate(made) for call in calls}
         if not rows <= self._told_rows:  # otherwise an earlier fact has counted these calls
-            self._told_rows |= rows
-            alone = [
-                sum((side, run.calls[k].op) in rows and not run.is_transparent(k) for k in self._gap_of[side])
-                for side, run in enumerate(self.runs)
-            ]
-            self._add(replace(fact, calls=max(1, *alone), alone=(alone[0], alone[1])), self._key_of(gap))
+            self._told_rows |= rows if any(alone) else {(side, op) for _, op in rows for side in (0, 1)}
+            self._add(replace(fact, calls=max(1, *alone), alone=alone), self._key_of(gap))
 
     def _key_of(self, gap: Gap) -> tuple[Any, ...]:
         return "gap", tuple(tuple(run.calls[k].name for k in calls) for run, calls in self._sides(gap))
@@ -1180,11 +1177,8 @@ class Walk:
             k for k in self._gap_of[side] if facts_of(run.calls[k].name).is_detach and run.calls[k].phase == "forward"
         ]
         found = [k for k in found if run.steps[k] == self.runs[1 - side].steps[last]]
-        if not found:
-            return ""
-        call = run.calls[found[0]]
-        line = f", {call.line.rpartition('/')[2]}" if call.line else ""
-        return f" Only {'AB'[side]} calls {call.op} in {module_name(call.module)}{line}."
+        found = [k for k in found if not self._called[1 - side][_line_of(run.calls[k])]]
+        return f" Only {'AB'[side]} calls {_where([run.calls[found[0]]])}." if found else ""
 
     def _explain_gap(self, gap: Gap, pair: Pair, place: int, error: float | None) -> None:
         """Explains that a call reads what calls of one run alone have written."""
@@ -1211,39 +1205,66 @@ class Walk:
         call = run.calls[k]
         return run.steps[k], call.phase, call.module, call.name
 
-    def described(self, gap: Gap) -> str:
-        """What the runs call in one place: "A calls aten::exp where B calls aten::sin", "Only A calls aten::exp"."""
-        names: list[str] = []
-        modules: list[str] = []
-        place = ""
-        moved = False
-        for side, (run, calls) in enumerate(self._sides(gap)):
-            shown = [k for k in calls if not run.is_transparent(k)] or calls
-            if not (gap.one and gap.other):  # the other run may call some elsewhere
-                alone = [k for k in shown if self._sort(side, k) not in self._alone[1 - side] | self._initial[1 - side]]
-                moved = moved or (bool(shown) and not alone)
-                shown = alone or shown
-            made = [run.calls[k] for k in shown]
-            names.append(some_of(dict.fromkeys(call.op for call in made)))
-            modules.append(some_of(dict.fromkeys(module_name(call.module) for call in made)))
-            if made and not place:
-                line = f", {made[0].line.rpartition('/')[2]}" if made[0].line else ""
-                place = f" in {modules[-1]}{line}"
-        if gap.one and gap.other and names[0] == names[1] and modules[0] != modules[1]:
-            return f"A calls {names[0]} in {modules[0]} where B calls it in {modules[1]}"
-        if not (gap.one and gap.other):
-            name, other = ("A", "B") if gap.one else ("B", "A")
-            called = f"calls {names[0] or names[1]}{place}"
-            return f"{name} {called}, in another place than {other}" if moved else f"Only {name} {called}"
-        if names[0] == names[1]:
-            names = [some_of(dict.fromkeys(run.calls[k].name for k in calls)) for run, calls in self._sides(gap)]
-        if names[0] == names[1]:
-            pair = Pair(*(next((k for k in calls if run.computes(k)), calls[0]) for run, calls in self._sides(gap)))
+    @functools.cached_property
+    def _called(self) -> list[Counter[tuple[str, ...]]]:
+        """How often each run makes such a call: in a module and a phase, and at a line of them."""
+        return [Counter(key_of(run.calls[k]) for k in run.own for key_of in (_place_of, _line_of)) for run in self.runs]
+
+    def described(self, gap: Gap) -> tuple[str, tuple[int, int]]:
+        """What the runs call in one place, as a sentence, and how often each makes the calls that the other never does.
+
+        "A calls aten::exp where B calls aten::sin in 0", "Only A calls aten::exp in 0", "aten::exp in 0: 2 calls in A,
+        4 in B", or "A calls aten::exp in 0, in another place than B".
+        """
+        known = [[k for k in calls if not run.is_transparent(k)] for run, calls in self._sides(gap)]
+        known = known if any(known) else [gap.one, gap.other]
+        made = [[run.calls[k] for k in calls] for run, calls in zip(self.runs, known, strict=True)]
+        phase = (made[0] or made[1])[0].phase  # calls of a backward follow from those of its forward
+        made = [[call for call in calls if call.phase == phase] for calls in made]
+        key_of = _place_of
+        alone = [[call for call in calls if not self._called[1 - i][key_of(call)]] for i, calls in enumerate(made)]
+        if not any(alone) and not all(made):
+            key_of = _line_of
+            more = [call for call in made[0] or made[1] if len({one[_place_of(call)] for one in self._called}) > 1]
+            found = [call for call in more if 0 in [called[_line_of(call)] for called in self._called]]
+            alone = [[call for call in calls if call in found and call.line == found[0].line] for calls in made]
+        texts = [_where(calls) for calls in alone if calls]
+        if all(alone):
+            ops, _, place = texts[0].partition(" in ")
+            texts = [f"A calls {ops if texts[1].endswith(f' in {place}') else texts[0]} where B calls {texts[1]}"]
+        elif any(alone):
+            texts = [f"Only {'A' if alone[0] else 'B'} calls {texts[0]}"]
+        named = {key_of(call) for calls in alone for call in calls}
+        others = [call for calls in made for call in calls if key_of(call) not in named]
+        counts = [sum(called[key] for key in set(map(_place_of, others))) for called in self._called]
+        if counts[0] != counts[1]:
+            texts.append(f"{_where(others)}: {counts[0]:,} call{'s' * (counts[0] != 1)} in A, {counts[1]:,} in B")
+        elif not any(alone):
+            texts.append(self._of_both(known, others, counts[0]))
+        lines = {(call.op, call.phase, call.line) for calls in alone for call in calls}
+        one, other = (  # in all modules
+            sum(n for key, n in called.items() if key[3:] and (*key[:2], key[3]) in lines and not theirs[key])
+            for called, theirs in zip(self._called, self._called[::-1], strict=True)
+        )
+        return ". ".join(texts), (one, other)
+
+    def _of_both(self, known: Sequence[Sequence[int]], made: Sequence[Call], count: int) -> str:
+        """What is said of calls that both runs make as often."""
+        if all(known):
+            pair = Pair(
+                *(next((k for k in calls if run.computes(k)), calls[0]) for run, calls in zip(self.runs, known))
+            )
             counts = [len(run.calls[k].inputs) for run, k in zip(self.runs, pair, strict=True)]
             found = [argument_texts(self._differing_arguments(pair))]
             found += [f"it reads {counts[0]} tensors in A and {counts[1]} in B"] * (counts[0] != counts[1])
-            return f"{names[0]}{place}: {'; '.join(filter(None, found)) or 'other calls in A and in B'}"
-        return f"A calls {names[0]} where B calls {names[1]}{place}"
+            return f"{_where(made)}: {'; '.join(filter(None, found)) or 'other calls in A and in B'}"
+        name, other = ("A", "B") if known[0] else ("B", "A")
+        step, keys = self._step_of(*(calls[0] if calls else None for calls in known)), set(map(_place_of, made))
+        counts = [sum(run.steps[k] <= step and _place_of(run.calls[k]) in keys for k in run.own) for run in self.runs]
+        text = f"{name} calls {_where(made)}, in another place than {other}"
+        if counts[0] != counts[1]:
+            text += f": of {count:,} calls in each, A makes {counts[0]:,} up to the end of step {step}, B {counts[1]:,}"
+        return text
 
     # --- compiled functions, of which one run has none
 
@@ -1363,6 +1384,27 @@ class Walk:
 def spell_error(error: float) -> str:
     """An error in a sentence: those that are neither 0 nor infinite are estimates from sketches."""
     return f"relative L2 {'about ' * (0.0 < error < math.inf)}{spell_number(error)}"
+
+
+def _place_of(call: Call) -> tuple[str, ...]:
+    return call.op, call.phase, call.module
+
+
+def _line_of(call: Call) -> tuple[str, ...]:
+    return call.op, call.phase, call.module, call.line
+
+
+def _where(calls: Sequence[Call]) -> str:
+    """What calls of one phase are, and where: "aten::mul in 0, 1 (recompute), train.py:12"; the line if it is one."""
+    ops = some_of(dict.fromkeys(call.op for call in calls))
+    modules = some_of(dict.fromkeys(module_name(call.module) for call in calls))
+    lines = {call.line for call in calls}
+    line = f", {short_line(lines.pop())}" if len(lines) == 1 and "" not in lines else ""
+    return f"{ops} in {modules}{_phase(calls[0])}{line}"
+
+
+def _phase(call: Call) -> str:
+    return "" if call.phase == "forward" else f" ({call.phase})"
 
 
 def _l2(error: float | None) -> str:
