@@ -1054,11 +1054,25 @@ def with_parameters_in_another_order(foreach: bool) -> Program:
     return program
 
 
-def with_workers(*counts: int) -> Program:
+class Augmented(torch.utils.data.Dataset[tuple[Tensor, int]]):
+    """Rows that are shifted by a number of a generator of their own, and scaled by one that is read out of them."""
+
+    def __init__(self) -> None:
+        self.rows = batch(1, 12, 8).exp()
+
+    def __getitem__(self, i: int) -> tuple[Tensor, int]:
+        shift = torch.randint(4, (2,), generator=torch.Generator().manual_seed(i)).tolist()[0]
+        return self.rows[i].roll(shift, -1) / self.rows[i].max().item(), i
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+def with_workers(*counts: int, augments: bool = False, logs: bool = False) -> Program:
     """A sampler that is asked for its batches when a worker needs them."""
 
     def program(k: int) -> None:
-        rows = torch.utils.data.TensorDataset(batch(1, 12, 8), torch.arange(12))
+        rows: Any = Augmented() if augments else torch.utils.data.TensorDataset(batch(1, 12, 8), torch.arange(12))
         loader = torch.utils.data.DataLoader(rows, batch_size=4, shuffle=True, num_workers=counts[k])
         model = net()
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -1066,6 +1080,8 @@ def with_workers(*counts: int) -> Program:
             for x, y in loader:
                 (model(x).mean(1) - y).square().mean().backward()
                 optimizer.step()
+                if logs and not k:
+                    model[0].weight.grad.norm().item()  # type: ignore[operator, union-attr]
                 optimizer.zero_grad()
 
     return program
@@ -1076,6 +1092,7 @@ EQUAL: dict[str, Program] = {
     "parameters in another order, foreach": with_parameters_in_another_order(True),
     "no worker, and one": with_workers(0, 1),
     "one worker, and two": with_workers(1, 2),
+    "no worker, and one, of random rows": with_workers(0, 1, augments=True),
     **{name: trained(make) for name, make in MODELS.items()},
     "a GAN": gan,
     "compiled and eager": compiled(""),
@@ -1102,6 +1119,14 @@ def test_another_order_and_what_a_worker_has_made_are_said() -> None:
         " In B, 2 of them ran in another order. What 12 calls of A alone compute, B reads with equal bits from "
         "outside, as from a worker process."
     )
+    for logs in (False, True):
+        program = with_workers(0, 1, augments=True, logs=logs)
+        difference = recorded(program, 0).diff(recorded(program, 1))
+        assert (difference.received, difference.beside) == ({"A": 54}, {"A": 72})
+        verdict = difference.content().verdict
+        assert verdict.endswith("; 72 more calls of A stand among these, and no other call reads what they compute.")
+        told = "Only A calls aten::linalg_vector_norm in (model), test_planted_differences.py:"
+        assert (told in verdict, difference.equal) == (logs, not logs)
 
 
 def test_a_worker_that_makes_another_batch_is_told() -> None:

@@ -230,10 +230,11 @@ class Difference(Report):
         step_counts: The numbers of steps in both recordings, if neither was asked for fewer, and they differ; or None.
         unread_states: The states of optimizers that were read in neither run, and so were not compared.
         moved: The number of calls in both runs that the second made in another order.
-        aside: The number of calls of one run alone, if no call in both reads what they have computed, and the results
-            of all calls in both have equal bits; otherwise 0.
+        common_equal: Whether calls of one run alone differ, and the results of all calls in both have equal bits.
+        aside: Then, the number of calls of one run alone, if no call in both reads what they have computed; otherwise 0.
         received: By run, the number of calls that it alone made, and whose results the other one reads with equal bits
             from outside, such as batches that a worker process has made.
+        beside: By run, the number of calls that stand among these, and whose results no other call reads.
         failures: By run, the error that ended it, if the other one did not end with it as well.
 
     Example:
@@ -271,8 +272,10 @@ class Difference(Report):
     step_counts: tuple[int, int] | None = None
     unread_states: list[str] = field(default_factory=list)
     moved: int = 0
+    common_equal: bool = False
     aside: int = 0
     received: dict[str, int] = field(default_factory=dict)
+    beside: dict[str, int] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -355,7 +358,8 @@ class Difference(Report):
             more.append(f" Not compared: the calls before the first step that both recordings have ({counts}).")
         more += [
             f" What {calls:,} call{'s' * (calls != 1)} of {name} alone compute{'s' * (calls == 1)}, "
-            f"{'B' if name == 'A' else 'A'} reads with equal bits from outside, as from a worker process."
+            f"{'B' if name == 'A' else 'A'} reads with equal bits from outside, as from a worker process"
+            f"{self._beside(name)}."
             for name, calls in self.received.items()
         ]
         more += [f" In neither run could the {one} be read, so it was not compared." for one in self.unread_states]
@@ -368,6 +372,11 @@ class Difference(Report):
             more.append(f" A has {self.step_counts[0]:,} steps, B {self.step_counts[1]:,}.")
         more += [f" {name} ended with an error: {text.rstrip('.')}." for name, text in self.failures.items()]
         return "".join([self._sentence(), *more])
+
+    def _beside(self, name: str) -> str:
+        calls = self.beside.get(name, 0)
+        text = f"{calls:,} more call{'s' * (calls != 1)} of {name} stand{'s' * (calls == 1)} among these"
+        return f"; {text}, and no other call reads what they compute" if calls else ""
 
     def _sentence(self) -> str:
         if not self.compared and self.equal:
@@ -385,11 +394,12 @@ class Difference(Report):
             return f"Different: {fact.text} Contents were not compared."
         after = self._after()
         text = f"Different from step {fact.step} on: {fact.text}"
+        if self.common_equal:
+            text = f"The results of all {self.compared:,} calls in both runs have equal bits. {text}"
         if self.aside:
             alone = " and ".join(name for name, calls in (("A", self.only_in_a), ("B", self.only_in_b)) if calls)
             calls = f"the {self.aside:,} calls of {alone} alone compute" if self.aside > 1 else "that call computes"
-            text = f"The results of all {self.compared:,} calls in both runs have equal bits. {text} No call in both "
-            text += f"reads what {calls}."
+            text += f" No call in both reads what {calls}."
         return f"{after} {text}" if self._are_ranks else f"{text} {after}".rstrip()
 
     @property
@@ -581,6 +591,7 @@ def compare_recordings(before: Recording, after: Recording) -> Difference:
         unread_states=unread_states,
         moved=walk.moved,
         received={name: len(calls) for name, calls in zip("AB", walk.received, strict=True) if calls},
+        beside={name: len(calls) for name, calls in zip("AB", walk.beside, strict=True) if calls},
         failures=_failures(before, after),
     )
     return _concluded(found, walk)
@@ -675,10 +686,13 @@ def _concluded(found: Difference, walk: Walk) -> Difference:
         unseen = len(found.only_in_b if walk.one.compiled else found.only_in_a)
         name = "A" if walk.one.compiled else "B"
         evidence.append(f"Unseen in {name}, which ran compiled code: {unseen:,} calls of the other run.")
-    aside = len(found.only_in_a + found.only_in_b)
-    if walk.differ or largest or found.unknown or walk.reads_alone or not all(any(one.alone) for one in facts):
-        aside = 0
-    return replace(found, aside=aside, facts=facts, evidence=evidence, first=_first(walk, facts[0]) if facts else None)
+    first = _first(walk, facts[0]) if facts else None
+    common_equal = bool(walk.facts and found.compared and found.with_values) and not (
+        walk.differ or largest or found.unknown
+    )
+    common_equal = common_equal and all(one.kind == "structure" for one in facts)
+    aside = len(found.only_in_a + found.only_in_b) if common_equal and not walk.reads_alone else 0
+    return replace(found, common_equal=common_equal, aside=aside, facts=facts, evidence=evidence, first=first)
 
 
 def _more(fact: Fact) -> str:
@@ -735,7 +749,9 @@ def _of_generators(walk: Walk) -> list[str]:
             before = [states[step].get(name) for states in starts]
             after = [states[step + 1].get(name) for states in starts]
             if None not in before and before[0] != before[1] and before != after:
-                return [f"The state of the generator {name} differs at the start of step {step}, which draws from it."]
+                draw = " and ".join(run for run, a, b in zip("AB", before, after, strict=True) if a != b)
+                text = f"The state of the generator {name} differs at the start of step {step}, which draws from it"
+                return [f"{text} in {draw}."]
     return []
 
 

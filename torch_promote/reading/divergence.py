@@ -29,7 +29,7 @@ import functools
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast
 
@@ -142,6 +142,8 @@ class Walk:
         self.reads_alone: bool = False  # whether a call in both runs reads what calls of one run alone have written
         #: The calls of each run alone that compute what the other one reads from outside with equal bits.
         self.received: tuple[set[int], set[int]] = set(), set()
+        #: Those that stand among these, and that only such calls read, such as random numbers of an augmentation.
+        self.beside: tuple[set[int], set[int]] = set(), set()
         self._places: dict[Any, int] = {}  # of facts that are true of several calls
         self._tainted: tuple[set[int], set[int]] = set(), set()  # calls whose results differ
         self._partners: tuple[dict[int, int], dict[int, int]] = {}, {}
@@ -197,7 +199,7 @@ class Walk:
                     name, shapes, arguments = run.calls[i].name, _shapes(run.calls[i]), run.calls[i].arguments
                     plain[side].append((name, len(shapes)))
                     shaped[side].append((name, len(shapes) if name in reshaped else shapes))
-                    results = run.tells(i) and run.results(i)
+                    results = run.tells(i) and run.content(i)
                     same = results and (name, shapes, results, arguments if name in ordered else ())
                     equal[side].append(same)
                     read[side].append(same and (*same, *(one.digest for one in run.reads(i))))
@@ -211,7 +213,7 @@ class Walk:
         return found
 
     def _views_of_moved(self, place_of: Mapping[int, int], kept: set[int]) -> dict[int, int]:
-        """The views before calls that the second run made in another order, if they are equal."""
+        """The views before calls that the second run made in another order, and of their results, if they are equal."""
         calls, keys = (cast(tuple[list[Any], list[Any]], ([], [])) for _ in range(2))
         moved = {i for j, i in place_of.items() if j not in kept}, place_of.keys() - kept
         for side, run in enumerate(self.runs):
@@ -219,10 +221,15 @@ class Walk:
             for k in reversed(run.own):
                 if not run.is_transparent(k):
                     reader = k
-                elif reader in moved[side]:
+                    continue
+                around = [reader, *(writer for read in run.reads(k) for writer in read.written_by)]
+                known = next((one for one in around if one in moved[side]), None)
+                if known is not None:
                     calls[side].append(k)
-                    reader_of_one = place_of[reader] if side else reader
-                    keys[side].append((reader_of_one, run.calls[k].name, _shapes(run.calls[k]), run.results(k)))
+                    of_one = place_of[known] if side else known
+                    keys[side].append(
+                        (of_one, known == reader, run.calls[k].name, _shapes(run.calls[k]), run.results(k))
+                    )
         return {calls[0][i]: calls[1][j] for i, j in align([], [keys])}
 
     def _move(self, aligned: dict[int, int]) -> None:
@@ -230,7 +237,7 @@ class Walk:
 
         def known(side: int, k: int) -> Any:
             run, call = self.runs[side], self.runs[side].calls[k]
-            results = not run.updates(k) and run.results(k)
+            results = not run.updates(k) and run.content(k)
             reads = (one.digest for one in run.reads(k))
             return results and (call.name, call.module, _shapes(call), call.arguments, results, *reads)
 
@@ -292,7 +299,7 @@ class Walk:
                 self.gaps.append(gap)
             (gap.one, gap.other)[side].append(k)
             self._gap_of[side][k] = gap
-        self.received = self._find_received()
+        self._find_received()
         if gap is not None and ((not gap.one and not complete[0]) or (not gap.other and not complete[1])):
             self.tail = self.gaps.pop()
         for i, j in order:
@@ -1058,29 +1065,47 @@ class Walk:
                 and not run.converts(k)
                 and run.calls[k].op != "aten::contiguous"
                 and self._sort(side, k) not in self._initial[1 - side]
-                and k not in self.received[side]
+                and k not in self.received[side] | self.beside[side]
             ]
             for side, (run, calls) in enumerate(self._sides(gap))
         ]
 
-    def _find_received(self) -> tuple[set[int], set[int]]:
-        """The calls of one run alone that compute what the other one reads from outside, such as from a worker."""
-        found: tuple[set[int], set[int]] = set(), set()
+    def _shown(self, gap: Gap) -> list[list[int]]:
+        """The calls that a sentence names: without views, and those of which the other run reads the results."""
+        found = [
+            [k for k in calls if not (run.is_transparent(k) or k in received or k in beside)]
+            for (run, calls), received, beside in zip(self._sides(gap), self.received, self.beside, strict=True)
+        ]
+        return found if any(found) else [gap.one, gap.other]
+
+    def _find_received(self) -> None:
+        """Finds the calls of one run alone that compute what the other reads from outside, such as from a worker."""
         for side, run in enumerate(self.runs):
-            partners, alone, other = self._partners[side], self._gap_of[side].keys(), self.runs[1 - side]
+            partners, alone, other = self._partners[side], self._gap_of[side], self.runs[1 - side]
             needed: set[int] = set()  # the calls that another call reads
             received: set[int] = set()
+            making: set[Gap] = set()  # of calls that have made what was received
             for k in reversed(run.own):
                 if k in received and k not in needed and k not in partners:
-                    found[side].add(k)
+                    self.received[side].add(k)
+                    making |= {alone[k]} if k in alone else set()
                 elif run.is_transparent(k) and k not in partners:
+                    continue
+                elif alone.get(k) in making and k not in needed:
+                    self.beside[side].add(k)
                     continue
                 theirs = other.reads(partners[k]) if k in partners else ()
                 for read, of_other in itertools.zip_longest(run.reads(k), theirs[: len(run.reads(k))]):
                     same = of_other is not None and other.is_outside(of_other) and read.digest == of_other.digest
-                    (received if same or k in found[side] else needed).update(read.written_by)
-                    self.reads_alone |= k in partners and not same and not alone.isdisjoint(read.written_by)
-        return found
+                    if same or k in self.received[side]:
+                        received.update(read.written_by)
+                    elif k in needed or not run.is_transparent(k):  # not a view alone
+                        needed.update(read.written_by)
+                    self.reads_alone |= k in partners and not same and not alone.keys().isdisjoint(read.written_by)
+            for k in sorted(self.beside[side]):  # not what computes with the model's results, such as a log
+                writers = {w for read in run.reads(k) for w in read.written_by if w in partners or w in alone}
+                if writers - received - self.beside[side]:
+                    self.beside[side].remove(k)
 
     def _has_other_numbers(self, gap: Sequence[Sequence[int]]) -> bool:
         """Whether the runs call one op in one place with other tensors, and other numbers or flags."""
@@ -1127,7 +1152,7 @@ class Walk:
         if id(gap) in self._told:
             return
         self._told.add(id(gap))
-        computing = [[k for k in calls if not run.is_transparent(k)] or calls for run, calls in self._sides(gap)]
+        computing = self._shown(gap)
         first = [calls[0] if calls else None for calls in computing]
         if any(run.calls[k].phase == "optimizer" for run, calls in self._sides(gap) for k in calls):
             self._tell_numbers()  # such as a weight_decay of 0, without which other ops are called
@@ -1216,8 +1241,7 @@ class Walk:
         "A calls aten::exp where B calls aten::sin in 0", "Only A calls aten::exp in 0", "aten::exp in 0: 2 calls in A,
         4 in B", or "A calls aten::exp in 0, in another place than B".
         """
-        known = [[k for k in calls if not run.is_transparent(k)] for run, calls in self._sides(gap)]
-        known = known if any(known) else [gap.one, gap.other]
+        known = self._shown(gap)
         made = [[run.calls[k] for k in calls] for run, calls in zip(self.runs, known, strict=True)]
         phase = (made[0] or made[1])[0].phase  # calls of a backward follow from those of its forward
         made = [[call for call in calls if call.phase == phase] for calls in made]
@@ -1236,11 +1260,15 @@ class Walk:
             texts = [f"Only {'A' if alone[0] else 'B'} calls {texts[0]}"]
         named = {key_of(call) for calls in alone for call in calls}
         others = [call for calls in made for call in calls if key_of(call) not in named]
-        counts = [sum(called[key] for key in set(map(_place_of, others))) for called in self._called]
+        of_line = len({call.line for call in others}) == 1 and all(
+            called[_line_of(call)] for call in others for called in self._called
+        )
+        key_of, where = (_line_of if of_line else _place_of), _where(others, of_line) if others else ""
+        counts = [sum(called[key] for key in set(map(key_of, others))) for called in self._called]
         if counts[0] != counts[1]:
-            texts.append(f"{_where(others)}: {counts[0]:,} call{'s' * (counts[0] != 1)} in A, {counts[1]:,} in B")
+            texts.append(f"{where}: {counts[0]:,} call{'s' * (counts[0] != 1)} in A, {counts[1]:,} in B")
         elif not any(alone):
-            texts.append(self._of_both(known, others, counts[0]))
+            texts.append(self._of_both(known, where, key_of, counts[0]))
         lines = {(call.op, call.phase, call.line) for calls in alone for call in calls}
         one, other = (  # in all modules
             sum(n for key, n in called.items() if key[3:] and (*key[:2], key[3]) in lines and not theirs[key])
@@ -1248,20 +1276,24 @@ class Walk:
         )
         return ". ".join(texts), (one, other)
 
-    def _of_both(self, known: Sequence[Sequence[int]], made: Sequence[Call], count: int) -> str:
+    def _of_both(self, known: Sequence[Sequence[int]], where: str, key_of: Callable[[Call], Any], count: int) -> str:
         """What is said of calls that both runs make as often."""
         if all(known):
             pair = Pair(
-                *(next((k for k in calls if run.computes(k)), calls[0]) for run, calls in zip(self.runs, known))
+                *(
+                    next((k for k in calls if run.computes(k)), calls[0])
+                    for run, calls in zip(self.runs, known, strict=True)
+                )
             )
             counts = [len(run.calls[k].inputs) for run, k in zip(self.runs, pair, strict=True)]
             found = [argument_texts(self._differing_arguments(pair))]
             found += [f"it reads {counts[0]} tensors in A and {counts[1]} in B"] * (counts[0] != counts[1])
-            return f"{_where(made)}: {'; '.join(filter(None, found)) or 'other calls in A and in B'}"
+            return f"{where}: {'; '.join(filter(None, found)) or 'other calls in A and in B'}"
         name, other = ("A", "B") if known[0] else ("B", "A")
-        step, keys = self._step_of(*(calls[0] if calls else None for calls in known)), set(map(_place_of, made))
-        counts = [sum(run.steps[k] <= step and _place_of(run.calls[k]) in keys for k in run.own) for run in self.runs]
-        text = f"{name} calls {_where(made)}, in another place than {other}"
+        run, calls = (self.one, known[0]) if known[0] else (self.other, known[1])
+        step, keys = run.steps[calls[0]], {key_of(run.calls[k]) for k in calls}
+        counts = [sum(one.steps[k] <= step and key_of(one.calls[k]) in keys for k in one.own) for one in self.runs]
+        text = f"{name} calls {where}, in another place than {other}"
         if counts[0] != counts[1]:
             text += f": of {count:,} calls in each, A makes {counts[0]:,} up to the end of step {step}, B {counts[1]:,}"
         return text
@@ -1394,11 +1426,11 @@ def _line_of(call: Call) -> tuple[str, ...]:
     return call.op, call.phase, call.module, call.line
 
 
-def _where(calls: Sequence[Call]) -> str:
+def _where(calls: Sequence[Call], with_line: bool = True) -> str:
     """What calls of one phase are, and where: "aten::mul in 0, 1 (recompute), train.py:12"; the line if it is one."""
     ops = some_of(dict.fromkeys(call.op for call in calls))
     modules = some_of(dict.fromkeys(module_name(call.module) for call in calls))
-    lines = {call.line for call in calls}
+    lines = {call.line for call in calls if with_line}
     line = f", {short_line(lines.pop())}" if len(lines) == 1 and "" not in lines else ""
     return f"{ops} in {modules}{_phase(calls[0])}{line}"
 

@@ -178,6 +178,13 @@ class Run:
         found = tuple(values.digest for values in self.values(i))
         return found if all(found) else ()
 
+    def content(self, i: int) -> tuple[str, ...]:
+        """The digests of a call's results, or of what one without results reads, as item(); () if one is unknown."""
+        if self.calls[i].outputs:
+            return self.results(i)
+        found = tuple(read.digest for read in self.reads(i))
+        return found if all(found) else ()
+
     def items(self, i: int) -> list[tuple[Any, ...]]:
         """What a call of lists reads and writes by item, whatever their order; [] if something is unknown."""
         if "_foreach_" not in self.calls[i].op:
