@@ -238,6 +238,20 @@ def with_numbers(k: int, **both: tuple[Any, Any]) -> None:
     train(model, torch.optim.AdamW(model.parameters(), **{name: values[k] for name, values in both.items()}))
 
 
+def norms_that_decay(foreach: bool) -> Program:
+    """Are in another group, so that the optimizer has its parameters in another order."""
+
+    def program(k: int) -> None:
+        model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 8), nn.LayerNorm(8))
+        groups: list[list[nn.Parameter]] = [[], []]
+        for name, parameter in model.named_parameters():
+            groups[name.endswith("bias") or (not k and name[0] in "13")].append(parameter)
+        settings = [{"params": one, "weight_decay": 0.1 * (not place)} for place, one in enumerate(groups)]
+        train(model, torch.optim.AdamW(settings, 1e-2, foreach=foreach))
+
+    return program
+
+
 def another_lr(k: int) -> None:
     model = net()
     train(model, torch.optim.SGD(model.parameters(), 0.1 if k else 0.01))
@@ -667,6 +681,16 @@ PLANTED: dict[str, Planted] = {
         state="weight_decay of group 0",
         says="weight_decay of group 0 is 0.0 in A and 0.1 in B",
     ),
+    **{
+        f"norms that decay, foreach {foreach}": Planted(
+            norms_that_decay(foreach),
+            "state",
+            state="weight_decay of 3.weight",
+            says="weight_decay of 1.weight (and 1 more) is 0.0 in A and 0.1 in B.",
+            never=(" of another call", " the parameter 0", "Only"),
+        )
+        for foreach in (False, True)
+    },
     "betas": Planted(
         lambda k: with_numbers(k, betas=((0.9, 0.999), (0.8, 0.999))),
         "arguments",

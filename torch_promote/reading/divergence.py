@@ -37,6 +37,7 @@ from torch_promote.observe.call import COMPILED_FUNCTION, TENSORS
 from torch_promote.observe.ops import facts_of
 from torch_promote.reading.alignment import align, rising
 from torch_promote.reading.run import Run, relative_error
+from torch_promote.recording.program_state import PARAMETERS
 from torch_promote.recording.values import EMPTY
 from torch_promote.reference.dtypes import dtype_name
 from torch_promote.report.base import module_name, short_line, some_of, spell_number
@@ -178,39 +179,56 @@ class Walk:
                     call = run.calls[i]
                     key = run.steps[i], call.phase, call.module, bisect.bisect(between[side], i)
                     places.setdefault(key, ([], []))[side].append(i)
-        for ones, others in places.values():
-            sides = tuple(zip(self.runs, (ones, others), strict=True))
-            made: tuple[dict[str, list[Call]], dict[str, list[Call]]] = {}, {}
-            for (run, calls), by_name in zip(sides, made, strict=True):
-                for i in calls:
-                    by_name.setdefault(run.calls[i].name, []).append(run.calls[i])
-            ordered: set[str] = set()  # the same loop in both runs, such as over experts, has arguments in one order
-            # Calls of other shapes are the same calls only if both runs make as many of the op.
-            reshaped: set[str] = set()
-            for name, one in made[0].items():
-                other = made[1].get(name, [])
-                if [call.arguments for call in one] == [call.arguments for call in other]:
-                    ordered.add(name)
-                if len(one) == len(other) and Counter(map(_shapes, one)) != Counter(map(_shapes, other)):
-                    reshaped.add(name)
-            shaped, plain, read, equal, written = (cast(tuple[list[Any], list[Any]], ([], [])) for _ in range(5))
-            for side, (run, calls) in enumerate(sides):
-                for i in calls:
-                    name, shapes, arguments = run.calls[i].name, _shapes(run.calls[i]), run.calls[i].arguments
-                    plain[side].append((name, len(shapes)))
-                    shaped[side].append((name, len(shapes) if name in reshaped else shapes))
-                    results = run.tells(i) and run.content(i)
-                    same = results and (name, shapes, results, arguments if name in ordered else ())
-                    equal[side].append(same)
-                    read[side].append(same and (*same, *(one.digest for one in run.reads(i))))
-            for (run, calls), keys in zip(sides, written, strict=True):
-                # As many calls of an op that write to one parameter belong together as well.
-                names = [read[0] != read[1] and run.updates(i) and run.parameter_of(i) for i in calls]
-                named = [(run.calls[i].name, name) for i, name in zip(calls, names, strict=True)]
-                counts = Counter(named)
-                keys += [key[1] and (*key, counts[key]) for key in named]
-            found |= {ones[i]: others[j] for i, j in align([shaped, plain], [read, equal, written])}
+        for calls in places.values():
+            found |= self._aligned_in_place(*calls)
         return found
+
+    def _aligned_in_place(self, ones: list[int], others: list[int], of_one: bool = False) -> dict[int, int]:
+        """The same calls among those of one place, which may be all `of_one` parameter of an optimizer."""
+        sides = tuple(zip(self.runs, (ones, others), strict=True))
+        made: tuple[dict[str, list[Call]], dict[str, list[Call]]] = {}, {}
+        for (run, calls), by_name in zip(sides, made, strict=True):
+            for i in calls:
+                by_name.setdefault(run.calls[i].name, []).append(run.calls[i])
+        ordered: set[str] = set()  # the same loop in both runs, such as over experts, has arguments in one order
+        # Calls of other shapes are the same calls only if both runs make as many of the op.
+        reshaped: set[str] = set()
+        for name, one in made[0].items():
+            other = made[1].get(name, [])
+            if [call.arguments for call in one] == [call.arguments for call in other]:
+                ordered.add(name)
+            if len(one) == len(other) and Counter(map(_shapes, one)) != Counter(map(_shapes, other)):
+                reshaped.add(name)
+        shaped, plain, read, equal, written = (cast(tuple[list[Any], list[Any]], ([], [])) for _ in range(5))
+        for side, (run, calls) in enumerate(sides):
+            for i in calls:
+                name, shapes, arguments = run.calls[i].name, _shapes(run.calls[i]), run.calls[i].arguments
+                plain[side].append((name, len(shapes)))
+                shaped[side].append((name, len(shapes) if name in reshaped else shapes))
+                results = run.tells(i) and run.content(i)
+                same = results and (name, shapes, results, arguments if name in ordered else ())
+                equal[side].append(same)
+                read[side].append(same and (*same, *(one.digest for one in run.reads(i))))
+        if read[0] != read[1] and not of_one and ones and self.one.calls[ones[0]].phase == "optimizer":
+            # The loop of an optimizer may have its parameters in another order.
+            loops = [run.parameters_of_loop(calls) for run, calls in sides]
+            if {*loops[0]} == {*loops[1]} and len({*loops[0]}) > 1:
+                found = {ones[i]: others[j] for i, j in align([], [read])}
+                left: dict[str, tuple[list[int], list[int]]] = {}
+                for side, aligned in enumerate((found.keys(), {*found.values()})):
+                    for i, name in zip(sides[side][1], loops[side], strict=True):
+                        if i not in aligned:
+                            left.setdefault(name, ([], []))[side].append(i)
+                for calls_of_one in left.values():
+                    found |= self._aligned_in_place(*calls_of_one, of_one=True)
+                return found
+        for (run, calls), keys in zip(sides, written, strict=True):
+            # As many calls of an op that write to one parameter belong together as well.
+            names = [read[0] != read[1] and run.updates(i) and run.parameter_of(i) for i in calls]
+            named = [(run.calls[i].name, name) for i, name in zip(calls, names, strict=True)]
+            counts = Counter(named)
+            keys += [key[1] and (*key, counts[key]) for key in named]
+        return {ones[i]: others[j] for i, j in align([shaped, plain], [read, equal, written])}
 
     def _views_of_moved(self, place_of: Mapping[int, int], kept: set[int]) -> dict[int, int]:
         """The views before calls that the second run made in another order, and of their results, if they are equal."""
@@ -467,22 +485,18 @@ class Walk:
                 spelled = [f"{size:g}" for size in sizes if size is not None]
                 both = "is {} in A and {} in B".format(*spelled) if len(spelled) > 1 else ""
                 texts.append(f"{name} {both or f'differs{_l2(relative_error(first, second))}'}")
-        numbers: dict[str, str] = {}
-        for name in dict.fromkeys([*one.numbers, *other.numbers]):
-            first_number, second_number = one.numbers.get(name, "missing"), other.numbers.get(name, "missing")
-            if first_number != second_number:
-                a, b = argument_text(first_number), argument_text(second_number)
-                numbers[name] = f"{name} is {a} in A and {b} in B"
+        numbers = _differing_numbers(one.numbers, other.numbers)
         step = one.step
         if not names:
             # Another kind of optimizer has other ones, and calls other ops.
-            shown = {name: text for name, text in numbers.items() if "missing" not in text}
+            shown = {text: names for text, names in numbers.items() if "missing" not in text}
             if shown and not self._numbers:
-                self._numbers = step, f"At the start of step {step}, {some_of(shown.values())}.", tuple(shown)
+                text = f"At the start of step {step}, {some_of(shown)}."
+                self._numbers = step, text, tuple(itertools.chain(*shown.values()))
             return
         if step and self.facts:
             return  # what differs before explains it
-        parts = [some_of(found) for found in (texts, numbers.values()) if found]
+        parts = [some_of(found) for found in (texts, numbers) if found]
         for run, absent in missing.items():
             if absent:
                 parts.append(f"{some_of(absent)} {'are' if len(absent) > 1 else 'is'} missing in {run}")
@@ -635,11 +649,13 @@ class Walk:
         known: bool = True,
     ) -> None:
         """Adds what explains that what a call reads differs, its other arguments, or its results."""
-        if self._state_differs and self.one.calls[pair.one].phase == "optimizer":
+        call, other = self.one.calls[pair.one], self.other.calls[pair.other]
+        if call.phase == "optimizer" and _shapes(call) != _shapes(other):
+            self._tell_numbers()  # the lists of groups with other parameters
+        if self._state_differs and call.phase == "optimizer":
             return  # the optimizer reads that state
         for place in differing:
             self._explain_input(pair, place)
-        call, other = self.one.calls[pair.one], self.other.calls[pair.other]
         same = self.one.results(pair.one) == self.other.results(pair.other) and _dtypes(call) == _dtypes(other)
         if arguments:
             if not self._follows(pair, differing):
@@ -1287,7 +1303,7 @@ class Walk:
             )
             counts = [len(run.calls[k].inputs) for run, k in zip(self.runs, pair, strict=True)]
             found = [argument_texts(self._differing_arguments(pair))]
-            found += [f"it reads {counts[0]} tensors in A and {counts[1]} in B"] * (counts[0] != counts[1])
+            found += [f"the first reads {counts[0]} tensors in A and {counts[1]} in B"] * (counts[0] != counts[1])
             return f"{where}: {'; '.join(filter(None, found)) or 'other calls in A and in B'}"
         name, other = ("A", "B") if known[0] else ("B", "A")
         run, calls = (self.one, known[0]) if known[0] else (self.other, known[1])
@@ -1459,6 +1475,36 @@ def shapes_of(call: Call) -> str:
     """The shapes of a call's inputs and outputs: "[8, 16], [4, 16] -> [8, 4]"."""
     inputs, outputs = (", ".join(str(list(info.shape)) for info in infos) for infos in (call.inputs, call.outputs))
     return f"{inputs or 'none'} -> {outputs or 'none'}"
+
+
+def _differing_numbers(one: Mapping[str, Argument], other: Mapping[str, Argument]) -> dict[str, list[str]]:
+    """Sentences about the numbers of an optimizer that differ, with their names.
+
+    If its groups have other parameters in the two runs, those of a group are those of each of its parameters.
+    """
+    members = [
+        {name: value for name, value in numbers.items() if name.startswith(PARAMETERS)} for numbers in (one, other)
+    ]
+    if all(members) and members[0] != members[1]:
+        one, other = (
+            {
+                f"{name.partition(' of ')[0]} of {member}": value
+                for name, value in numbers.items()
+                for member in numbers.get(f"{PARAMETERS}{name.partition(' of ')[2]}", (name.partition(" of ")[2],))
+                if not name.startswith(PARAMETERS)
+            }
+            for numbers in (one, other)
+        )
+    groups: dict[tuple[str, str, str], list[str]] = {}
+    for name in dict.fromkeys([*one, *other]):
+        a, b = one.get(name, "missing"), other.get(name, "missing")
+        if a != b and not name.startswith(PARAMETERS):
+            key = name.partition(" of ")[0] if members[0] != members[1] else name
+            groups.setdefault((key, argument_text(a), argument_text(b)), []).append(name)
+    return {
+        f"{names[0]}{f' (and {len(names) - 1:,} more)' * (len(names) > 1)} is {a} in A and {b} in B": names
+        for (_, a, b), names in groups.items()
+    }
 
 
 def _policies(one: Call, other: Call) -> str:

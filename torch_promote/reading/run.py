@@ -281,6 +281,14 @@ class Run:
         self._parameters.update(dict.fromkeys(passed, name))
         return name
 
+    def parameters_of_loop(self, calls: Sequence[int]) -> list[str]:
+        """Of the calls of an optimizer's step, which may be a loop, the parameter that each or a later one writes to."""
+        found, name = list[str](), ""
+        for i in reversed(calls):
+            name = (self.parameter_of(i) if self.updates(i) else "") or name
+            found.append(name)
+        return found[::-1]
+
     def inner(self, i: int) -> list[int]:
         """The calls inside of a call, which stand before it."""
         start = i
