@@ -55,6 +55,8 @@ _SIDES = Column("A", "dtypes"), Column("B", "dtypes")
 _OF_NO_EFFECT = frozenset({"python", "rank", STEPS})
 #: The error of losses, gradients and parameters that compiled code may cause by rounding.
 _MOST_OF_COMPILED = 2e-2
+#: The number of parameters that differ up to which a sentence names them, if more are equal.
+_FEW = 3
 #: The share of calls that two runs of one program have in common at least.
 _LEAST_IN_COMMON = 0.2
 
@@ -143,6 +145,8 @@ class StepDifference:
         worst_gradient: That parameter.
         parameters: The largest error of a parameter after the step.
         worst_parameter: That parameter.
+        apart: The parameters that differ then, if these are few of those that were compared.
+        compared: The number of these.
     """
 
     step: int
@@ -152,6 +156,8 @@ class StepDifference:
     worst_gradient: str = ""
     parameters: float | None = None
     worst_parameter: str = ""
+    apart: tuple[str, ...] = ()
+    compared: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +220,7 @@ class Difference(Report):
         unknown: The number of compared calls of whose results one was not read, such as those of DTensors.
         with_values: Whether contents were compared.
         steps: How each step differs: a list of `StepDifference`.
+        after: The largest error of a result of calls after the last step, if both runs have as many steps.
         only_in_a: The calls that the first run alone made, without views and conversions.
         only_in_b: Those of the second run.
         unmatched: The number of contents that one run alone has: results that no compared call reads, losses,
@@ -231,10 +238,11 @@ class Difference(Report):
         unread_states: The states of optimizers that were read in neither run, and so were not compared.
         moved: The number of calls in both runs that the second made in another order.
         common_equal: Whether calls of one run alone differ, and the results of all calls in both have equal bits.
-        aside: Then, the number of calls of one run alone, if no call in both reads what they have computed; otherwise 0.
+        aside: Then, the number of calls of one run alone, if no call in both reads what they have computed, or 0.
         received: By run, the number of calls that it alone made, and whose results the other one reads with equal bits
             from outside, such as batches that a worker process has made.
         beside: By run, the number of calls that stand among these, and whose results no other call reads.
+        ages: The numbers of steps that the optimizer had made before in each run, if the recordings are of other ones.
         failures: By run, the error that ended it, if the other one did not end with it as well.
 
     Example:
@@ -260,6 +268,7 @@ class Difference(Report):
     first: DifferingCall | None = None
     evidence: list[str] = field(default_factory=list)
     steps: list[StepDifference] = field(default_factory=list)
+    after: float | None = None
     only_in_a: list[Call] = field(default_factory=list)
     only_in_b: list[Call] = field(default_factory=list)
     unmatched: int = 0
@@ -276,6 +285,7 @@ class Difference(Report):
     aside: int = 0
     received: dict[str, int] = field(default_factory=dict)
     beside: dict[str, int] = field(default_factory=dict)
+    ages: tuple[int, int] | None = None
     failures: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -368,6 +378,8 @@ class Difference(Report):
             "still running."
             for name, steps in self.unfinished.items()
         ]
+        if self.ages:
+            more.append(f" Before step 0, the optimizer had made {self.ages[0]:,} steps in A, {self.ages[1]:,} in B.")
         if self.step_counts:
             more.append(f" A has {self.step_counts[0]:,} steps, B {self.step_counts[1]:,}.")
         more += [f" {name} ended with an error: {text.rstrip('.')}." for name, text in self.failures.items()]
@@ -414,9 +426,21 @@ class Difference(Report):
             return ""
         differing = next((one for one in self.steps if one.parameters), None)
         whose = " of the two ranks" if self._are_ranks else ""
-        if differing is None:
-            return f"The parameters{whose} are equal after {'every step' if len(errors) > 1 else 'the step'}."
-        return f"After step {differing.step} the parameters{whose} differ ({spell_error(differing.parameters or 0.0)})."
+        if differing is not None:
+            error = spell_error(differing.parameters or 0.0)
+            if not differing.apart:
+                return f"After step {differing.step} the parameters{whose} differ ({error})."
+            differ = (
+                f"{', '.join(differing.apart)} {'differ' if len(differing.apart) > 1 else 'alone differs'} ({error})"
+            )
+            return f"After step {differing.step}, of {differing.compared:,} parameters{whose}, {differ}."
+        when = "every step" if len(errors) > 1 else "the step"
+        if self._are_ranks or not self.largest:
+            return f"The parameters{whose} are equal after {when}."
+        others = (
+            f"results {'after the last step ' * bool(self.after)}differ ({spell_error(self.after or self.largest)})"
+        )
+        return f"The parameters that the optimizer updates are equal after {when}; {others}."
 
     def _numbers(self) -> Iterator[ReportFact]:
         if self.kind is not None:
@@ -489,6 +513,7 @@ class Difference(Report):
             for one in self.steps
             if any(getattr(one, name) for name in numbers)
         ]
+        rows += [("after", self.after, *[None] * (len(columns) - 2))] if self.steps and self.after else []
         return Table("Relative L2 errors by step", [*columns.values()], rows, most=10)
 
     def _growth_parts(self) -> Iterator[Part]:
@@ -579,6 +604,7 @@ def compare_recordings(before: Recording, after: Recording) -> Difference:
         with_values,
         environment=environment,
         steps=_steps(before, after, walk),
+        after=_outputs(walk).get(len(before.ends)) if len(before.ends) == len(after.ends) else None,
         only_in_a=only_in_a,
         only_in_b=only_in_b,
         growth=_growth(walk),
@@ -592,6 +618,7 @@ def compare_recordings(before: Recording, after: Recording) -> Difference:
         moved=walk.moved,
         received={name: len(calls) for name, calls in zip("AB", walk.received, strict=True) if calls},
         beside={name: len(calls) for name, calls in zip("AB", walk.beside, strict=True) if calls},
+        ages=walk.ages,
         failures=_failures(before, after),
     )
     return _concluded(found, walk)
@@ -686,13 +713,19 @@ def _concluded(found: Difference, walk: Walk) -> Difference:
         unseen = len(found.only_in_b if walk.one.compiled else found.only_in_a)
         name = "A" if walk.one.compiled else "B"
         evidence.append(f"Unseen in {name}, which ran compiled code: {unseen:,} calls of the other run.")
-    first = _first(walk, facts[0]) if facts else None
     common_equal = bool(walk.facts and found.compared and found.with_values) and not (
         walk.differ or largest or found.unknown
     )
     common_equal = common_equal and all(one.kind == "structure" for one in facts)
     aside = len(found.only_in_a + found.only_in_b) if common_equal and not walk.reads_alone else 0
-    return replace(found, common_equal=common_equal, aside=aside, facts=facts, evidence=evidence, first=first)
+    return replace(
+        found,
+        common_equal=common_equal,
+        aside=aside,
+        facts=facts,
+        evidence=evidence,
+        first=_first(walk, facts[0]) if facts else None,
+    )
 
 
 def _more(fact: Fact) -> str:
@@ -861,12 +894,18 @@ def _growth(walk: Walk) -> list[ModuleGrowth]:
     return found
 
 
-def _steps(before: Recording, after: Recording, walk: Walk) -> list[StepDifference]:
-    outputs: dict[int, float] = {}
+def _outputs(walk: Walk) -> dict[int, float]:
+    """The largest error of a result, by step."""
+    found: dict[int, float] = {}
     for pair, error in zip(walk.pairs, walk.errors, strict=True):
         if error is not None:
             step = walk.one.steps[pair.one]
-            outputs[step] = max(outputs.get(step, 0.0), error)
+            found[step] = max(found.get(step, 0.0), error)
+    return found
+
+
+def _steps(before: Recording, after: Recording, walk: Walk) -> list[StepDifference]:
+    outputs = _outputs(walk)
     found = []
     # What each run knows of its parameters: one may leave alone what the other one updates.
     known = [
@@ -876,18 +915,24 @@ def _steps(before: Recording, after: Recording, walk: Walk) -> list[StepDifferen
         known = [mine | dict(end.parameters) for mine, end in zip(known, (one, other), strict=True)]
         updated = one.parameters.keys() | other.parameters.keys()
         losses = [relative_error(*pair) for pair in zip(one.losses, other.losses, strict=False)]
-        gradients, worst_gradient = _worst(one.gradients, other.gradients)
-        parameters, worst_parameter = _worst(*({k: v for k, v in mine.items() if k in updated} for mine in known))
+        gradients, worst_gradient = _worst(_errors(one.gradients, other.gradients))
+        common = [{name: values for name, values in mine.items() if name in updated} for mine in known]
+        errors = _errors(*common)
+        parameters, worst_parameter = _worst(errors)
         loss = max((error for error in losses if error is not None), default=None)
-        found.append(
-            StepDifference(number, outputs.get(number), loss, gradients, worst_gradient, parameters, worst_parameter)
-        )
+        apart = tuple(name for name, error in errors.items() if error)
+        apart = apart if len(apart) <= _FEW < len(errors) - len(apart) and len(errors) == len(common[0]) else ()
+        worst = worst_gradient, parameters, worst_parameter, apart, len(errors)
+        found.append(StepDifference(number, outputs.get(number), loss, gradients, *worst))
     return found
 
 
-def _worst(one: Mapping[str, Values], other: Mapping[str, Values]) -> tuple[float | None, str]:
-    errors = {
+def _errors(one: Mapping[str, Values], other: Mapping[str, Values]) -> dict[str, float]:
+    return {
         name: error for name in one if name in other and (error := relative_error(one[name], other[name])) is not None
     }
+
+
+def _worst(errors: Mapping[str, float]) -> tuple[float | None, str]:
     worst = max(errors, key=errors.__getitem__, default="")
     return errors.get(worst), worst if errors.get(worst) else ""

@@ -154,6 +154,7 @@ class Walk:
         self._told: set[int] = set()  # the ids of gaps that are facts
         self._told_rows: set[tuple[int, str]] = set()  # the ops of one run alone that facts tell
         self._from_workers: dict[int, Any] = {}  # the keys of gaps that made in one run what a fact is about
+        self.ages: tuple[int, int] | None = None  # the steps that the optimizers had made before, if these differ
         self._step = -1
         #: Numbers of an optimizer that differ, until a call shows them: the step, the text and the names.
         self._numbers: tuple[int, str, tuple[str, ...]] | None = None
@@ -338,13 +339,12 @@ class Walk:
             self._tell_numbers()
         self._compare_names()
         self._compare_gradients()
-        # Those of a step's start come before those of its calls. A flag of a module, such as training, decides which
-        # calls it makes, and comes before those.
-        modules = [getattr(self._call_of(fact), "module", "") for fact in self.facts]
-        made: dict[tuple[int, str], int] = {}
+        # Those of a step's start come before those of its calls, and arguments of calls in both runs, such as a flag for
+        # training, before calls of one run alone.
+        made: dict[int, int] = {}
         for place, fact in enumerate(self.facts):
-            if fact.kind == "structure" and modules[place]:
-                made.setdefault((fact.step, modules[place]), place)
+            if fact.kind == "structure":
+                made.setdefault(fact.step, place)
 
         # A batch that a worker has made in one run, and the program in the other, comes before the calls that made it.
         drawn = {place: self._places[key] for place, key in self._from_workers.items() if key in self._places}
@@ -352,10 +352,11 @@ class Walk:
         def rank(place: int) -> tuple[float, ...]:
             fact = self.facts[place]
             starts = fact.kind in ("weight", "state") or (bool(fact.parameter) and fact.kind != "structure")
-            first = made.get((fact.step, modules[place]), place)
+            is_age = fact.kind == "state" and self.ages is not None
             if place in drawn:
-                return fact.step, not starts, min(place, drawn[place] - 0.5)
-            return fact.step, not starts, min(place, first - 0.5) if _is_of_flag(fact) else place
+                return fact.step, not starts, is_age, min(place, drawn[place] - 0.5)
+            first = made.get(fact.step, place) if fact.kind == "arguments" else place
+            return fact.step, not starts, is_age, min(place, first - 0.5) if fact.kind == "arguments" else place
 
         self.facts = [self.facts[place] for place in sorted(range(len(self.facts)), key=rank)]
 
@@ -455,7 +456,11 @@ class Walk:
             calls = calls or [i for i in run.own if run.steps[i] > step]  # of a compiled step
             both = self._partners[len(found)]  # not those that load a state, which one run alone has
             found.append(next((i for i in calls if i in both), calls[0] if calls else None))
-        return found[0], found[1]
+        pairs = [
+            Pair(i, self._partners[0][i]) for i in self.one.own if self.one.steps[i] == step and i in self._partners[0]
+        ]
+        pairs = [pair for pair in pairs if self.one.calls[pair.one].phase == "optimizer"]
+        return next((pair for pair in pairs if self._differing_arguments(pair)), (found[0], found[1]))
 
     def _compare_states(self, one: OptimizerState, other: OptimizerState) -> None:
         alone = [
@@ -471,6 +476,7 @@ class Walk:
             names_of = dict(zip(alone[1], alone[0], strict=True))
             renamed = {names_of.get(name, name): values for name, values in other.tensors.items()}
             other = replace(other, tensors=renamed)
+        one, other = self._without_counters(one, other)
         names: list[str] = []
         texts: list[str] = []
         missing: dict[str, list[str]] = {"A": [], "B": []}
@@ -490,7 +496,12 @@ class Walk:
         if not names:
             # Another kind of optimizer has other ones, and calls other ops.
             shown = {text: names for text, names in numbers.items() if "missing" not in text}
-            if shown and not self._numbers:
+            known = (one.state for one in self.facts if one.kind == "state")
+            if (
+                shown
+                and not self._numbers
+                and not any({*itertools.chain(*shown.values())} <= {*told} for told in known)
+            ):
                 text = f"At the start of step {step}, {some_of(shown)}."
                 self._numbers = step, text, tuple(itertools.chain(*shown.values()))
             return
@@ -506,6 +517,18 @@ class Walk:
             f"{'; '.join(parts)}."
         )
         self._add(Fact("state", text, *self._first_of_optimizer(step), step=step, state=tuple(names)))
+
+    def _without_counters(self, one: OptimizerState, other: OptimizerState) -> list[OptimizerState]:
+        """Two states; without their numbers of steps, if these say that they are those of other parts of a training."""
+        both = one.tensors, other.tensors
+        steps = [{int(tensors[name].amax or 0) for name in tensors if name.startswith("step of ")} for tensors in both]
+        ages = next(iter(zip(*steps, strict=False)), None)
+        same = both[0].keys() != both[1].keys() or any(both[0][name].digest == both[1][name].digest for name in both[0])
+        if max(map(len, steps)) != 1 or same or ages is None or self.ages not in (None, ages):
+            return [one, other]
+        self.ages = ages
+        tensors = [{k: v for k, v in found.items() if not k.startswith("step of ")} for found in both]
+        return [replace(state, tensors=found) for state, found in zip((one, other), tensors, strict=True)]
 
     @property
     def _state_differs(self) -> bool:
@@ -658,15 +681,20 @@ class Walk:
             self._explain_input(pair, place)
         same = self.one.results(pair.one) == self.other.results(pair.other) and _dtypes(call) == _dtypes(other)
         if arguments:
-            if not self._follows(pair, differing):
+            if not self._follows(pair, differing, arguments):
                 self._add_arguments(pair, arguments, error, differing)
         elif known and not (same or differing or self._are_rounded(pair)):
             self._explain_results(pair, call, other, error)
 
-    def _follows(self, pair: Pair, differing: Sequence[int]) -> bool:
+    def _follows(
+        self, pair: Pair, differing: Sequence[int], arguments: Mapping[str, tuple[Argument, Argument]]
+    ) -> bool:
         """Whether an earlier fact explains that the arguments of a call differ."""
         found = self.facts or self.rounded
-        if self._reads_numbers or (found and differing and self.one.calls[pair.one].phase == "backward"):
+        is_flag = any(isinstance(value, bool) for both in arguments.values() for value in both)
+        if (self._reads_numbers and not is_flag) or (
+            found and differing and self.one.calls[pair.one].phase == "backward"
+        ):
             return True
         infos = [run.calls[k].inputs for run, k in zip(self.runs, pair, strict=True)]
         if self.facts and any(a.shape != b.shape for a, b in zip(*infos, strict=False)):
@@ -699,6 +727,8 @@ class Walk:
             self._tell_numbers()  # such as a scheduler's, which show in a later step
         if self._numbers and any(name.startswith("last_epoch") for name in self._numbers[2]):
             self._tell_numbers()  # the schedule is at another place
+        if call.phase == "optimizer" and self._state_differs:
+            return
         if call.phase == "optimizer" and self._numbers:
             text, self._numbers = f"{text} {self._numbers[1]}", None
         key = kind, call.name, call.phase, tuple(arguments)
@@ -1457,10 +1487,6 @@ def _phase(call: Call) -> str:
 
 def _l2(error: float | None) -> str:
     return "" if error is None else f" ({spell_error(error)})"
-
-
-def _is_of_flag(fact: Fact) -> bool:
-    return any(isinstance(value, bool) for both in fact.arguments.values() for value in both)
 
 
 def _shapes(call: Call) -> tuple[tuple[int, ...], ...]:
