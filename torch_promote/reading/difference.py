@@ -242,7 +242,6 @@ class Difference(Report):
         received: By run, the number of calls that it alone made, and whose results the other one reads with equal bits
             from outside, such as batches that a worker process has made.
         beside: By run, the number of calls that stand among these, and whose results no other call reads.
-        ages: The numbers of steps that the optimizer had made before in each run, if the recordings are of other ones.
         failures: By run, the error that ended it, if the other one did not end with it as well.
 
     Example:
@@ -285,7 +284,6 @@ class Difference(Report):
     aside: int = 0
     received: dict[str, int] = field(default_factory=dict)
     beside: dict[str, int] = field(default_factory=dict)
-    ages: tuple[int, int] | None = None
     failures: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -378,8 +376,6 @@ class Difference(Report):
             "still running."
             for name, steps in self.unfinished.items()
         ]
-        if self.ages:
-            more.append(f" Before step 0, the optimizer had made {self.ages[0]:,} steps in A, {self.ages[1]:,} in B.")
         if self.step_counts:
             more.append(f" A has {self.step_counts[0]:,} steps, B {self.step_counts[1]:,}.")
         more += [f" {name} ended with an error: {text.rstrip('.')}." for name, text in self.failures.items()]
@@ -406,7 +402,7 @@ class Difference(Report):
             return f"Different: {fact.text} Contents were not compared."
         after = self._after()
         text = f"Different from step {fact.step} on: {fact.text}"
-        if self.common_equal:
+        if self.common_equal and self.compared:
             text = f"The results of all {self.compared:,} calls in both runs have equal bits. {text}"
         if self.aside:
             alone = " and ".join(name for name, calls in (("A", self.only_in_a), ("B", self.only_in_b)) if calls)
@@ -427,20 +423,15 @@ class Difference(Report):
         differing = next((one for one in self.steps if one.parameters), None)
         whose = " of the two ranks" if self._are_ranks else ""
         if differing is not None:
-            error = spell_error(differing.parameters or 0.0)
-            if not differing.apart:
-                return f"After step {differing.step} the parameters{whose} differ ({error})."
-            differ = (
-                f"{', '.join(differing.apart)} {'differ' if len(differing.apart) > 1 else 'alone differs'} ({error})"
-            )
-            return f"After step {differing.step}, of {differing.compared:,} parameters{whose}, {differ}."
+            text, few = f"After step {differing.step}", differing.apart
+            what = f" the parameters{whose} differ" if not few else f", of {differing.compared:,} parameters{whose}, "
+            what += f"{', '.join(few)} {'differ' if len(few) > 1 else 'alone differs'}" if few else ""
+            return f"{text}{what} ({spell_error(differing.parameters or 0.0)})."
         when = "every step" if len(errors) > 1 else "the step"
         if self._are_ranks or not self.largest:
             return f"The parameters{whose} are equal after {when}."
-        others = (
-            f"results {'after the last step ' * bool(self.after)}differ ({spell_error(self.after or self.largest)})"
-        )
-        return f"The parameters that the optimizer updates are equal after {when}; {others}."
+        text = f"The parameters that the optimizer updates are equal after {when}; results"
+        return f"{text}{' after the last step' * bool(self.after)} differ ({spell_error(self.after or self.largest)})."
 
     def _numbers(self) -> Iterator[ReportFact]:
         if self.kind is not None:
@@ -618,7 +609,6 @@ def compare_recordings(before: Recording, after: Recording) -> Difference:
         moved=walk.moved,
         received={name: len(calls) for name, calls in zip("AB", walk.received, strict=True) if calls},
         beside={name: len(calls) for name, calls in zip("AB", walk.beside, strict=True) if calls},
-        ages=walk.ages,
         failures=_failures(before, after),
     )
     return _concluded(found, walk)
@@ -713,19 +703,11 @@ def _concluded(found: Difference, walk: Walk) -> Difference:
         unseen = len(found.only_in_b if walk.one.compiled else found.only_in_a)
         name = "A" if walk.one.compiled else "B"
         evidence.append(f"Unseen in {name}, which ran compiled code: {unseen:,} calls of the other run.")
-    common_equal = bool(walk.facts and found.compared and found.with_values) and not (
-        walk.differ or largest or found.unknown
-    )
-    common_equal = common_equal and all(one.kind == "structure" for one in facts)
+    common_equal = bool(walk.facts and found.with_values) and all(one.kind == "structure" for one in facts)
+    common_equal = common_equal and not (walk.differ or largest or found.unknown)
     aside = len(found.only_in_a + found.only_in_b) if common_equal and not walk.reads_alone else 0
-    return replace(
-        found,
-        common_equal=common_equal,
-        aside=aside,
-        facts=facts,
-        evidence=evidence,
-        first=_first(walk, facts[0]) if facts else None,
-    )
+    found = replace(found, common_equal=common_equal, aside=aside, facts=facts, evidence=evidence)
+    return replace(found, first=_first(walk, facts[0]) if facts else None)
 
 
 def _more(fact: Fact) -> str:

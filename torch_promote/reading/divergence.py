@@ -154,7 +154,6 @@ class Walk:
         self._told: set[int] = set()  # the ids of gaps that are facts
         self._told_rows: set[tuple[int, str]] = set()  # the ops of one run alone that facts tell
         self._from_workers: dict[int, Any] = {}  # the keys of gaps that made in one run what a fact is about
-        self.ages: tuple[int, int] | None = None  # the steps that the optimizers had made before, if these differ
         self._step = -1
         #: Numbers of an optimizer that differ, until a call shows them: the step, the text and the names.
         self._numbers: tuple[int, str, tuple[str, ...]] | None = None
@@ -210,10 +209,13 @@ class Walk:
                 same = results and (name, shapes, results, arguments if name in ordered else ())
                 equal[side].append(same)
                 read[side].append(same and (*same, *(one.digest for one in run.reads(i))))
-        if read[0] != read[1] and not of_one and ones and self.one.calls[ones[0]].phase == "optimizer":
+        if (shaped[0], read[0]) == (shaped[1], read[1]):
+            return dict(zip(ones, others, strict=True))
+        if not of_one and ones and self.one.calls[ones[0]].phase == "optimizer":
             # The loop of an optimizer may have its parameters in another order.
             loops = [run.parameters_of_loop(calls) for run, calls in sides]
-            if {*loops[0]} == {*loops[1]} and len({*loops[0]}) > 1:
+            orders = [[*dict.fromkeys(loop)] for loop in loops]
+            if orders[0] != orders[1] and {*orders[0]} == {*orders[1]}:
                 found = {ones[i]: others[j] for i, j in align([], [read])}
                 left: dict[str, tuple[list[int], list[int]]] = {}
                 for side, aligned in enumerate((found.keys(), {*found.values()})):
@@ -225,8 +227,7 @@ class Walk:
                 return found
         for (run, calls), keys in zip(sides, written, strict=True):
             # As many calls of an op that write to one parameter belong together as well.
-            names = [read[0] != read[1] and run.updates(i) and run.parameter_of(i) for i in calls]
-            named = [(run.calls[i].name, name) for i, name in zip(calls, names, strict=True)]
+            named = [(run.calls[i].name, run.updates(i) and run.parameter_of(i)) for i in calls]
             counts = Counter(named)
             keys += [key[1] and (*key, counts[key]) for key in named]
         return {ones[i]: others[j] for i, j in align([shaped, plain], [read, equal, written])}
@@ -235,20 +236,18 @@ class Walk:
         """The views before calls that the second run made in another order, and of their results, if they are equal."""
         calls, keys = (cast(tuple[list[Any], list[Any]], ([], [])) for _ in range(2))
         moved = {i for j, i in place_of.items() if j not in kept}, place_of.keys() - kept
-        for side, run in enumerate(self.runs):
+        for side, run in enumerate(self.runs if all(moved) else ()):
             reader = -1
             for k in reversed(run.own):
                 if not run.is_transparent(k):
                     reader = k
                     continue
-                around = [reader, *(writer for read in run.reads(k) for writer in read.written_by)]
-                known = next((one for one in around if one in moved[side]), None)
-                if known is not None:
+                around = reader, *(writer for read in run.reads(k) for writer in read.written_by)
+                known = next((one for one in around if one in moved[side]), -1)
+                if known >= 0:
                     calls[side].append(k)
-                    of_one = place_of[known] if side else known
-                    keys[side].append(
-                        (of_one, known == reader, run.calls[k].name, _shapes(run.calls[k]), run.results(k))
-                    )
+                    key = known == reader, place_of[known] if side else known, run.calls[k].name
+                    keys[side].append((*key, _shapes(run.calls[k]), run.results(k)))
         return {calls[0][i]: calls[1][j] for i, j in align([], [keys])}
 
     def _move(self, aligned: dict[int, int]) -> None:
@@ -339,24 +338,19 @@ class Walk:
             self._tell_numbers()
         self._compare_names()
         self._compare_gradients()
-        # Those of a step's start come before those of its calls, and arguments of calls in both runs, such as a flag for
-        # training, before calls of one run alone.
+        # Those of a step's start come before those of its calls, and arguments, such as a flag for training, before
+        # calls of one run alone.
         made: dict[int, int] = {}
-        for place, fact in enumerate(self.facts):
-            if fact.kind == "structure":
-                made.setdefault(fact.step, place)
-
+        for place, fact in reversed([*enumerate(self.facts)]):
+            made |= {fact.step: place} if fact.kind == "structure" else {}
         # A batch that a worker has made in one run, and the program in the other, comes before the calls that made it.
         drawn = {place: self._places[key] for place, key in self._from_workers.items() if key in self._places}
 
         def rank(place: int) -> tuple[float, ...]:
             fact = self.facts[place]
             starts = fact.kind in ("weight", "state") or (bool(fact.parameter) and fact.kind != "structure")
-            is_age = fact.kind == "state" and self.ages is not None
-            if place in drawn:
-                return fact.step, not starts, is_age, min(place, drawn[place] - 0.5)
-            first = made.get(fact.step, place) if fact.kind == "arguments" else place
-            return fact.step, not starts, is_age, min(place, first - 0.5) if fact.kind == "arguments" else place
+            first = made.get(fact.step, place) if fact.kind == "arguments" else drawn.get(place, len(self.facts))
+            return fact.step, not starts, min(place, first - 0.5)
 
         self.facts = [self.facts[place] for place in sorted(range(len(self.facts)), key=rank)]
 
@@ -455,12 +449,10 @@ class Walk:
             calls = [i for i in run.own if run.steps[i] == step and run.calls[i].phase == "optimizer"]
             calls = calls or [i for i in run.own if run.steps[i] > step]  # of a compiled step
             both = self._partners[len(found)]  # not those that load a state, which one run alone has
-            found.append(next((i for i in calls if i in both), calls[0] if calls else None))
-        pairs = [
-            Pair(i, self._partners[0][i]) for i in self.one.own if self.one.steps[i] == step and i in self._partners[0]
-        ]
-        pairs = [pair for pair in pairs if self.one.calls[pair.one].phase == "optimizer"]
-        return next((pair for pair in pairs if self._differing_arguments(pair)), (found[0], found[1]))
+            pairs = [Pair(i, both[i]) if not found else Pair(both[i], i) for i in calls if i in both]
+            differing = [pair[len(found)] for pair in pairs if self._differing_arguments(pair)]
+            found.append(next(iter([*differing, *(pair[len(found)] for pair in pairs), *calls]), None))
+        return found[0], found[1]
 
     def _compare_states(self, one: OptimizerState, other: OptimizerState) -> None:
         alone = [
@@ -476,7 +468,6 @@ class Walk:
             names_of = dict(zip(alone[1], alone[0], strict=True))
             renamed = {names_of.get(name, name): values for name, values in other.tensors.items()}
             other = replace(other, tensors=renamed)
-        one, other = self._without_counters(one, other)
         names: list[str] = []
         texts: list[str] = []
         missing: dict[str, list[str]] = {"A": [], "B": []}
@@ -491,6 +482,9 @@ class Walk:
                 spelled = [f"{size:g}" for size in sizes if size is not None]
                 both = "is {} in A and {} in B".format(*spelled) if len(spelled) > 1 else ""
                 texts.append(f"{name} {both or f'differs{_l2(relative_error(first, second))}'}")
+        steps = {text.partition(" is ")[2] for text in texts if text.startswith("step of ")}
+        if len(steps) == 1:  # such as "179 in A and 199 in B", of two parts of one training
+            texts = [f"the number of steps is {steps.pop()}", *(one for one in texts if not one.startswith("step of "))]
         numbers = _differing_numbers(one.numbers, other.numbers)
         step = one.step
         if not names:
@@ -517,18 +511,6 @@ class Walk:
             f"{'; '.join(parts)}."
         )
         self._add(Fact("state", text, *self._first_of_optimizer(step), step=step, state=tuple(names)))
-
-    def _without_counters(self, one: OptimizerState, other: OptimizerState) -> list[OptimizerState]:
-        """Two states; without their numbers of steps, if these say that they are those of other parts of a training."""
-        both = one.tensors, other.tensors
-        steps = [{int(tensors[name].amax or 0) for name in tensors if name.startswith("step of ")} for tensors in both]
-        ages = next(iter(zip(*steps, strict=False)), None)
-        same = both[0].keys() != both[1].keys() or any(both[0][name].digest == both[1][name].digest for name in both[0])
-        if max(map(len, steps)) != 1 or same or ages is None or self.ages not in (None, ages):
-            return [one, other]
-        self.ages = ages
-        tensors = [{k: v for k, v in found.items() if not k.startswith("step of ")} for found in both]
-        return [replace(state, tensors=found) for state, found in zip((one, other), tensors, strict=True)]
 
     @property
     def _state_differs(self) -> bool:
@@ -1326,10 +1308,7 @@ class Walk:
         """What is said of calls that both runs make as often."""
         if all(known):
             pair = Pair(
-                *(
-                    next((k for k in calls if run.computes(k)), calls[0])
-                    for run, calls in zip(self.runs, known, strict=True)
-                )
+                *(next(filter(run.computes, calls), calls[0]) for run, calls in zip(self.runs, known, strict=True))
             )
             counts = [len(run.calls[k].inputs) for run, k in zip(self.runs, pair, strict=True)]
             found = [argument_texts(self._differing_arguments(pair))]
@@ -1504,32 +1483,24 @@ def shapes_of(call: Call) -> str:
 
 
 def _differing_numbers(one: Mapping[str, Argument], other: Mapping[str, Argument]) -> dict[str, list[str]]:
-    """Sentences about the numbers of an optimizer that differ, with their names.
-
-    If its groups have other parameters in the two runs, those of a group are those of each of its parameters.
-    """
-    members = [
-        {name: value for name, value in numbers.items() if name.startswith(PARAMETERS)} for numbers in (one, other)
-    ]
-    if all(members) and members[0] != members[1]:
-        one, other = (
-            {
-                f"{name.partition(' of ')[0]} of {member}": value
-                for name, value in numbers.items()
-                for member in numbers.get(f"{PARAMETERS}{name.partition(' of ')[2]}", (name.partition(" of ")[2],))
-                if not name.startswith(PARAMETERS)
-            }
-            for numbers in (one, other)
-        )
-    groups: dict[tuple[str, str, str], list[str]] = {}
+    """Sentences about the numbers of an optimizer that differ, with their names."""
+    members = [{name: numbers[name] for name in numbers if name.startswith(PARAMETERS)} for numbers in (one, other)]
+    if all(members) and members[0] != members[1]:  # the groups have other parameters
+        one, other = _by_parameter(one), _by_parameter(other)
+    found: dict[tuple[str, str, str], list[str]] = {}
     for name in dict.fromkeys([*one, *other]):
         a, b = one.get(name, "missing"), other.get(name, "missing")
         if a != b and not name.startswith(PARAMETERS):
-            key = name.partition(" of ")[0] if members[0] != members[1] else name
-            groups.setdefault((key, argument_text(a), argument_text(b)), []).append(name)
+            found.setdefault((name.partition(" of ")[0], argument_text(a), argument_text(b)), []).append(name)
+    more = {names[0]: f" (and {len(names) - 1:,} more)" * (len(names) > 1) for names in found.values()}
+    return {f"{names[0]}{more[names[0]]} is {a} in A and {b} in B": names for (_, a, b), names in found.items()}
+
+
+def _by_parameter(numbers: Mapping[str, Argument]) -> dict[str, Argument]:
+    """The numbers of an optimizer, with those of a group as those of each of its parameters."""
+    parts = [(name.partition(" of "), value) for name, value in numbers.items() if not name.startswith(PARAMETERS)]
     return {
-        f"{names[0]}{f' (and {len(names) - 1:,} more)' * (len(names) > 1)} is {a} in A and {b} in B": names
-        for (_, a, b), names in groups.items()
+        f"{key} of {one}": value for (key, _, of), value in parts for one in numbers.get(f"{PARAMETERS}{of}", (of,))
     }
 
 

@@ -124,7 +124,7 @@ class OptimizerStates:
             self._others += [one for one in found if id(one()) not in known]
         numbers = self._all_numbers(optimizer)
         if first:
-            numbers |= self._unknown(optimizer) | _ask(functools.partial(self._members, optimizer), {})
+            numbers |= self._unknown(optimizer) | self._members(optimizer)
         changed = {name: value for name, value in numbers.items() if self._numbers.get(name, self) != value}
         self._numbers |= changed
         tensors = self._values([optimizer]) if first else {}
@@ -179,9 +179,12 @@ class OptimizerStates:
 
     def _members(self, optimizer: torch.optim.Optimizer) -> dict[str, Argument]:
         """The names of the parameters of each group, if all have one."""
-        names = [tuple(map(self._name_of, group["params"])) for group in optimizer.param_groups]
-        found = {f"{PARAMETERS}group {place}{self._suffix(optimizer)}": one for place, one in enumerate(names)}
-        return found if all(map(all, names)) else {}
+        groups = enumerate(optimizer.param_groups)
+        found = {
+            f"{PARAMETERS}group {i}{self._suffix(optimizer)}": (*map(self._name_of, one["params"]),)
+            for i, one in groups
+        }
+        return found if all(map(all, found.values())) else {}
 
     def _suffix(self, optimizer: torch.optim.Optimizer) -> str:
         """Tells the second and later optimizers from the first."""
