@@ -225,6 +225,14 @@ def resumed_without_average(k: int) -> Iterator[None]:
     yield from resumed_in_a_new_process(k, of_average=False)
 
 
+def later_steps(k: int) -> Iterator[None]:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    train(model, optimizer, steps=1 + 2 * k)
+    yield
+    train(model, optimizer)
+
+
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "adamw": lambda one: torch.optim.AdamW(one, 1e-2, foreach=False),
     "foreach": lambda one: torch.optim.AdamW(one, 1e-2, foreach=True),
@@ -246,7 +254,7 @@ def norms_that_decay(foreach: bool) -> Program:
         groups: list[list[nn.Parameter]] = [[], []]
         for name, parameter in model.named_parameters():
             groups[name.endswith("bias") or (not k and name[0] in "13")].append(parameter)
-        settings = [{"params": one, "weight_decay": 0.1 * (not place)} for place, one in enumerate(groups)]
+        settings = [{"params": one, "weight_decay": by} for one, by in zip(groups, (0.1, 0.0), strict=True)]
         train(model, torch.optim.AdamW(settings, 1e-2, foreach=foreach))
 
     return program
@@ -385,6 +393,16 @@ def normalized(k: int) -> Iterator[None]:
     model[1].train(k == 0)
     yield
     model(torch.ones(4, 8)).sum().backward()
+
+
+def validated(k: int) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.2), nn.Linear(8, 4))
+
+    def validate(step: int) -> None:
+        if k and step == 1:
+            model.eval()(batch(9)).sum().item()
+
+    train(model, before=validate)
 
 
 def randomly_ordered(k: int) -> None:
@@ -644,6 +662,7 @@ PLANTED: dict[str, Planted] = {
     "an average that was not resumed": Planted(
         resumed_without_average, "input", "aten::lerp_", says="(self) reads other contents"
     ),
+    "later steps": Planted(later_steps, "state", says="the number of steps is 1 in A and 3 in B, exp_avg of 0.weight"),
     "a scale of gradients": Planted(a_scaler, "state", state="scale of GradScaler"),
     "a batch": Planted(another_batch, "input", "aten::linear", "0", step=0),
     **{
@@ -783,6 +802,15 @@ PLANTED: dict[str, Planted] = {
         arguments={"train": (True, False)},
     ),
     "batch norm in eval": Planted(normalized, "arguments", says="training True in A, False in B"),
+    "a validation": Planted(
+        validated,
+        "arguments",
+        "aten::dropout",
+        "1",
+        arguments={"train": (True, False)},
+        step=1,
+        says="12 calls in A, 16",
+    ),
     "batches of random numbers": Planted(randomly_ordered, "input", says="reads the result of aten::randn"),
     "item()": Planted(last(lambda x, k: x[0, k].item()), None, "aten::select"),
     "tolist()": Planted(last(lambda x, k: x[k].tolist()), None, "aten::select"),
@@ -980,13 +1008,42 @@ def test_calls_of_one_run_alone_are_counted_and_the_others_are_pairs(name: str) 
         assert f"{one.text} In all, {one.text[5]} makes {one.calls} such calls." in difference.evidence
 
 
-def test_calls_of_one_run_alone_without_effect_come_after_what_is_equal() -> None:
-    difference = recorded(logged, 0).diff(recorded(logged, 1))
-    verdict = difference.content().verdict
-    start = f"The results of all {difference.compared} calls in both runs have equal bits. Different from step 1 on: "
-    assert verdict.startswith(f"{start}Only B calls aten::linalg_vector_norm")
-    assert "No call in both reads what the 30 calls of B alone compute." in verdict
-    assert (difference.kind, difference.aside, difference.largest) == ("structure", 30, 0.0)
+def recomputed(k: int) -> None:
+    model, x = net(), batch().requires_grad_()
+    (checkpoint.checkpoint(model, x, use_reentrant=False) if k else model(x)).sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("program", "start", "end", "aside"),
+    [
+        (logged, "1 on: Only B calls aten::linalg_vector_norm", " No call in both reads what the 30 calls of B ", 30),
+        (recomputed, "0 on: Only B calls aten::linear, aten::gelu in 0, 1, 2 (recompute)", " B makes 3 such ", 0),
+    ],
+)
+def test_calls_of_one_run_alone_without_effect_come_after_what_is_equal(
+    program: Program, start: str, end: str, aside: int
+) -> None:
+    difference = compared(program)
+    begin = f"The results of all {difference.compared} calls in both runs have equal bits. Different from step {start}"
+    assert difference.content().verdict.startswith(begin), str(difference)
+    assert end in " ".join(str(difference).split())
+    assert (difference.kind, difference.aside, difference.largest) == ("structure", aside, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("program", "text"),
+    [
+        (a_gradient_by_numpy, "After step 1, of 4 parameters, 2.weight alone differs (relative L2 "),
+        (
+            an_average_of_the_weights_before_the_step,
+            " after every step; results after the last step differ (relative L2 ",
+        ),
+    ],
+)
+def test_which_parameters_differ_and_what_runs_after_the_last_step(program: Program, text: str) -> None:
+    difference = compared(program)
+    assert text in difference.content().verdict
+    assert bool(difference.after) == ("\nafter " in str(difference)) == ("last step" in text)
 
 
 # --- equal programs

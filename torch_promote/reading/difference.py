@@ -903,8 +903,8 @@ def _steps(before: Recording, after: Recording, walk: Walk) -> list[StepDifferen
         parameters, worst_parameter = _worst(errors)
         loss = max((error for error in losses if error is not None), default=None)
         apart = tuple(name for name, error in errors.items() if error)
-        apart = apart if len(apart) <= _FEW < len(errors) - len(apart) and len(errors) == len(common[0]) else ()
-        worst = worst_gradient, parameters, worst_parameter, apart, len(errors)
+        is_few = len(apart) <= min(_FEW, (len(errors) - 1) // 2) and len(errors) == len(common[0])
+        worst = worst_gradient, parameters, worst_parameter, apart if is_few else (), len(errors)
         found.append(StepDifference(number, outputs.get(number), loss, gradients, *worst))
     return found
 

@@ -14,7 +14,7 @@ its inputs; its other arguments; its results. A difference is a fact of its own 
 The states of optimizers are compared at the start of their first step. Calls that initialize parameters are not
 compared: the parameters are, where they are first read. Calls of one run alone before the first aligned call set a
 program up, and are not facts unless what they leave is read and differs. Nor are calls that compute what the other run
-reads from outside with equal bits.
+reads from outside with equal bits, and those among them that no other call reads.
 
 NOTE [ What counts as rounding ]
 If nothing differs that may select other kernels, every difference has a cause. Otherwise (another PyTorch, device, CPU

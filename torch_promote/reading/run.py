@@ -282,7 +282,7 @@ class Run:
         return name
 
     def parameters_of_loop(self, calls: Sequence[int]) -> list[str]:
-        """Of the calls of an optimizer's step, the parameter that each or, in a loop over them, a later one writes to."""
+        """Of the calls of an optimizer's step, the parameters that each, or else the next such call, writes to."""
         found, name = list[str](), ""
         for i in reversed(calls):
             name = (self.parameter_of(i) if self.updates(i) else "") or name
