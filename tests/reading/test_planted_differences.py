@@ -1005,7 +1005,7 @@ def test_calls_of_one_run_alone_are_counted_and_the_others_are_pairs(name: str) 
         difference
     )
     for one in told:
-        assert f"{one.text} In all, {one.text[5]} makes {one.calls} such calls." in difference.evidence
+        assert f"{one.text} In all, {one.text[5]} alone makes {one.calls} such calls." in difference.evidence
 
 
 def recomputed(k: int) -> None:
@@ -1017,7 +1017,7 @@ def recomputed(k: int) -> None:
     ("program", "start", "end", "aside"),
     [
         (logged, "1 on: Only B calls aten::linalg_vector_norm", " No call in both reads what the 30 calls of B ", 30),
-        (recomputed, "0 on: Only B calls aten::linear, aten::gelu in 0, 1, 2 (recompute)", " B makes 3 such ", 0),
+        (recomputed, "0 on: Only B calls aten::linear, aten::gelu in 0, 1, 2 (recompute)", " B alone makes 3 such ", 0),
     ],
 )
 def test_calls_of_one_run_alone_without_effect_come_after_what_is_equal(

@@ -714,7 +714,7 @@ def _more(fact: Fact) -> str:
     """Of how many calls a fact is true, as a sentence; "" of one."""
     if any(fact.alone):
         counts = " and ".join(
-            f"{name} makes {number:,}" for name, number in zip("AB", fact.alone, strict=True) if number
+            f"{name} alone makes {number:,}" for name, number in zip("AB", fact.alone, strict=True) if number
         )
         return f" In all, {counts} such calls." if max(fact.alone) > 1 else ""
     return "" if fact.calls == 1 else f" The same in {fact.calls - 1:,} more call{'s' * (fact.calls > 2)}."

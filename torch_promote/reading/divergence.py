@@ -1263,6 +1263,10 @@ class Walk:
         """How often each run makes such a call: in a module and a phase, and at a line of them."""
         return [Counter(key_of(run.calls[k]) for k in run.own for key_of in (_place_of, _line_of)) for run in self.runs]
 
+    @functools.cached_property
+    def _paired_lines(self) -> list[set[tuple[str, ...]]]:
+        return [{_line_of(run.calls[k]) for k in of_run} for run, of_run in zip(self.runs, self._partners, strict=True)]
+
     def described(self, gap: Gap) -> tuple[str, tuple[int, int]]:
         """What the runs call in one place, as a sentence, and how often each makes the calls that the other never does.
 
@@ -1278,7 +1282,12 @@ class Walk:
         if not any(alone) and not all(made):
             key_of = _line_of
             more = [call for call in made[0] or made[1] if len({one[_place_of(call)] for one in self._called}) > 1]
-            found = [call for call in more if 0 in [called[_line_of(call)] for called in self._called]]
+            paired = self._paired_lines[0 if made[0] else 1]  # the other program may stand in another file
+            found = [
+                call
+                for call in more
+                if _line_of(call) not in paired and not all(called[_line_of(call)] for called in self._called)
+            ]
             alone = [[call for call in calls if call in found and call.line == found[0].line] for calls in made]
         texts = [_where(calls) for calls in alone if calls]
         if all(alone):
