@@ -220,7 +220,6 @@ class Difference(Report):
         unknown: The number of compared calls of whose results one was not read, such as those of DTensors.
         with_values: Whether contents were compared.
         steps: How each step differs: a list of `StepDifference`.
-        after: The largest error of a result of calls after the last step, if both runs have as many steps.
         only_in_a: The calls that the first run alone made, without views and conversions.
         only_in_b: Those of the second run.
         unmatched: The number of contents that one run alone has: results that no compared call reads, losses,
@@ -267,7 +266,6 @@ class Difference(Report):
     first: DifferingCall | None = None
     evidence: list[str] = field(default_factory=list)
     steps: list[StepDifference] = field(default_factory=list)
-    after: float | None = None
     only_in_a: list[Call] = field(default_factory=list)
     only_in_b: list[Call] = field(default_factory=list)
     unmatched: int = 0
@@ -300,6 +298,12 @@ class Difference(Report):
     def state(self) -> tuple[str, ...]:
         """The states that differ in the first fact."""
         return self.facts[0].state if self.facts else ()
+
+    @property
+    def after(self) -> float | None:
+        """The largest error of a result of calls after the last step, if both runs have as many steps."""
+        errors = [one.relative_l2 or 0.0 for one in self.growth if one.step == len(self.steps)]
+        return None if self.step_counts else max(errors, default=None)
 
     @property
     def equal(self) -> bool:
@@ -347,7 +351,7 @@ class Difference(Report):
             for one, other, what, before, after in self.changes
             if (call := other or one) is not None
         ]
-        derived = {name: encode(getattr(self, name)) for name in ("equal", "kind", "arguments", "state")}
+        derived = {name: encode(getattr(self, name)) for name in ("equal", "kind", "arguments", "state", "after")}
         return {**Report.to_dict(replace(self, changes=[])), **derived, "facts": facts, "changes": changes}
 
     def content(self) -> Content:
@@ -595,7 +599,6 @@ def compare_recordings(before: Recording, after: Recording) -> Difference:
         with_values,
         environment=environment,
         steps=_steps(before, after, walk),
-        after=_outputs(walk).get(len(before.ends)) if len(before.ends) == len(after.ends) else None,
         only_in_a=only_in_a,
         only_in_b=only_in_b,
         growth=_growth(walk),
@@ -876,18 +879,12 @@ def _growth(walk: Walk) -> list[ModuleGrowth]:
     return found
 
 
-def _outputs(walk: Walk) -> dict[int, float]:
-    """The largest error of a result, by step."""
-    found: dict[int, float] = {}
+def _steps(before: Recording, after: Recording, walk: Walk) -> list[StepDifference]:
+    outputs: dict[int, float] = {}
     for pair, error in zip(walk.pairs, walk.errors, strict=True):
         if error is not None:
             step = walk.one.steps[pair.one]
-            found[step] = max(found.get(step, 0.0), error)
-    return found
-
-
-def _steps(before: Recording, after: Recording, walk: Walk) -> list[StepDifference]:
-    outputs = _outputs(walk)
+            outputs[step] = max(outputs.get(step, 0.0), error)
     found = []
     # What each run knows of its parameters: one may leave alone what the other one updates.
     known = [

@@ -160,7 +160,6 @@ class Walk:
         self._unexplained: list[Pair] = []  # views and conversions whose results differ
         #: Whether one run alone initializes its model, so that what they call before their first step differs.
         self._start_apart: bool = bool(one.initial) != bool(other.initial)
-        self._forwards: list[set[tuple[str, str]]] | None = None  # the ops that each run calls in its modules
         self._reads_numbers = False  # whether the program has read a number out of a tensor that differs
         self._walk(complete)
 
@@ -1146,16 +1145,10 @@ class Walk:
 
     def _is_foreign(self, gap: Sequence[Sequence[int]]) -> bool:
         """Whether calls of one run alone are in a place where the other run calls no such op in its forward at all."""
-        if self._forwards is None:
-            self._forwards = [
-                {(call.op, call.module) for call in map(run.calls.__getitem__, run.own) if call.phase == "forward"}
-                for run in self.runs
-            ]
-        calls = [[run.calls[k] for k in found] for run, found in zip(self.runs, gap, strict=True)]
         return any(
-            call.phase == "forward" and (call.op, call.module) not in self._forwards[1 - side]
-            for side, found in enumerate(calls)
-            for call in found
+            run.calls[k].phase == "forward" and not self._called[1 - side][_place_of(run.calls[k])]
+            for side, run in enumerate(self.runs)
+            for k in gap[side]
         )
 
     def _depends_on_version(self, gap: Gap) -> bool:
