@@ -6,6 +6,7 @@ import contextlib
 import copy
 import inspect
 import random
+import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -224,6 +225,14 @@ def resumed_without_average(k: int) -> Iterator[None]:
     yield from resumed_in_a_new_process(k, of_average=False)
 
 
+def later_steps(k: int) -> Iterator[None]:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    train(model, optimizer, steps=1 + 2 * k)
+    yield
+    train(model, optimizer)
+
+
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "adamw": lambda one: torch.optim.AdamW(one, 1e-2, foreach=False),
     "foreach": lambda one: torch.optim.AdamW(one, 1e-2, foreach=True),
@@ -235,6 +244,20 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 def with_numbers(k: int, **both: tuple[Any, Any]) -> None:
     model = net()
     train(model, torch.optim.AdamW(model.parameters(), **{name: values[k] for name, values in both.items()}))
+
+
+def norms_that_decay(foreach: bool) -> Program:
+    """Are in another group, so that the optimizer has its parameters in another order."""
+
+    def program(k: int) -> None:
+        model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 8), nn.LayerNorm(8))
+        groups: list[list[nn.Parameter]] = [[], []]
+        for name, parameter in model.named_parameters():
+            groups[name.endswith("bias") or (not k and name[0] in "13")].append(parameter)
+        settings = [{"params": one, "weight_decay": by} for one, by in zip(groups, (0.1, 0.0), strict=True)]
+        train(model, torch.optim.AdamW(settings, 1e-2, foreach=foreach))
+
+    return program
 
 
 def another_lr(k: int) -> None:
@@ -341,6 +364,23 @@ def another_average(k: int) -> None:
     average(batch(9))
 
 
+def an_average_of_the_weights_before_the_step(k: int) -> None:
+    model = net()
+    average = copy.deepcopy(model)
+
+    @torch.no_grad()
+    def update(step: int) -> None:
+        for one, other in zip(average.parameters(), model.parameters(), strict=True):
+            one.lerp_(other, 0.1 if step else 0.0)
+
+    if k:
+        train(model, between=update)
+    else:
+        train(model, before=lambda step: update(step) if step else None)
+        update(3)
+    average(batch(9))
+
+
 def parts_of_a_batch(k: int) -> Iterator[None]:
     x = batch(0, 24, 8)
     yield
@@ -353,6 +393,16 @@ def normalized(k: int) -> Iterator[None]:
     model[1].train(k == 0)
     yield
     model(torch.ones(4, 8)).sum().backward()
+
+
+def validated(k: int) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.2), nn.Linear(8, 4))
+
+    def validate(step: int) -> None:
+        if k and step == 1:
+            model.eval()(batch(9)).sum().item()
+
+    train(model, before=validate)
 
 
 def randomly_ordered(k: int) -> None:
@@ -612,6 +662,7 @@ PLANTED: dict[str, Planted] = {
     "an average that was not resumed": Planted(
         resumed_without_average, "input", "aten::lerp_", says="(self) reads other contents"
     ),
+    "later steps": Planted(later_steps, "state", says="the number of steps is 1 in A and 3 in B, exp_avg of 0.weight"),
     "a scale of gradients": Planted(a_scaler, "state", state="scale of GradScaler"),
     "a batch": Planted(another_batch, "input", "aten::linear", "0", step=0),
     **{
@@ -649,6 +700,16 @@ PLANTED: dict[str, Planted] = {
         state="weight_decay of group 0",
         says="weight_decay of group 0 is 0.0 in A and 0.1 in B",
     ),
+    **{
+        f"norms that decay, foreach {foreach}": Planted(
+            norms_that_decay(foreach),
+            "state",
+            state="weight_decay of 3.weight",
+            says="weight_decay of 1.weight (and 1 more) is 0.0 in A and 0.1 in B.",
+            never=(" of another call", " the parameter 0", "Only"),
+        )
+        for foreach in (False, True)
+    },
     "betas": Planted(
         lambda k: with_numbers(k, betas=((0.9, 0.999), (0.8, 0.999))),
         "arguments",
@@ -695,6 +756,13 @@ PLANTED: dict[str, Planted] = {
     "experts": arguments(call_of(lambda x, k: x.softmax(-1).topk(k)[1], 1, 2), "aten::topk", k=(1, 2)),
     "a slot of a cache": arguments(a_slot_of_a_cache, "aten::select", index=(2, 3)),
     "an average": Planted(another_average, "arguments", "aten::mul_", step=0, never=("another input", "parameter")),
+    "an average before the step": Planted(
+        an_average_of_the_weights_before_the_step,
+        "structure",
+        "aten::lerp_",
+        says="B calls aten::lerp_ in (model), test_",
+        never=("Only", "such"),
+    ),
     "parts of a batch": Planted(parts_of_a_batch, "arguments", "aten::slice", step=0, never=("relative L2 0)",)),
     "a target": Planted(
         lambda k: functional.cross_entropy(net()(batch()), torch.tensor([0, 1 + k] * 4)),
@@ -716,9 +784,7 @@ PLANTED: dict[str, Planted] = {
         with_modules([nn.GELU, nn.Tanh], [nn.GELU]), "structure", "aten::tanh", "2", says="Only A calls aten::tanh"
     ),
     "a model twice": Planted(twice, "structure", says="Only B calls aten::linear", never=("has the shape",)),
-    "another branch": Planted(
-        another_branch, "structure", says="A calls aten::linear in layers.1 where B calls it in layers.2"
-    ),
+    "another branch": Planted(another_branch, "structure", says=" where B calls aten::linear in layers.2, test_"),
     "swapped operands": Planted(swapped, "structure", "aten::sub", says="of another call", never=("other elements",)),
     "two models": Planted(two_models, None, never=("has the shape", "has other contents")),
     "dropout in eval, last": Planted(
@@ -736,6 +802,15 @@ PLANTED: dict[str, Planted] = {
         arguments={"train": (True, False)},
     ),
     "batch norm in eval": Planted(normalized, "arguments", says="training True in A, False in B"),
+    "a validation": Planted(
+        validated,
+        "arguments",
+        "aten::dropout",
+        "1",
+        arguments={"train": (True, False)},
+        step=1,
+        says="12 calls in A, 16",
+    ),
     "batches of random numbers": Planted(randomly_ordered, "input", says="reads the result of aten::randn"),
     "item()": Planted(last(lambda x, k: x[0, k].item()), None, "aten::select"),
     "tolist()": Planted(last(lambda x, k: x[k].tolist()), None, "aten::select"),
@@ -802,10 +877,24 @@ def check(planted: Planted, difference: Difference) -> None:
     assert difference.facts[0].text in difference.content().verdict, text
 
 
+def compared(program: Program) -> Difference:
+    """The difference of both runs, whose sentences about calls of one run alone are true."""
+    runs = {name: recorded(program, k) for k, name in enumerate("AB")}
+    difference = runs["A"].diff(runs["B"])
+    for text in difference.evidence:
+        for run, ops, module, phase, line in re.findall(
+            r"Only ([AB]) calls ([\w:, ]+) in ([\w.()]+)(?: \((\w+)\))?(?:, (\w+\.py:\d+))?(?=\.| where)", text
+        ):
+            calls = [call for call in runs["BA"["AB".index(run)]].calls if call.phase == (phase or "forward")]
+            made = {c.op for c in calls if (c.module or "(model)") == module and c.line.endswith(line)}
+            assert made.isdisjoint(ops.split(", ")), text
+    return difference
+
+
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_difference_is_found(name: str) -> None:
     planted = PLANTED[name]
-    check(planted, recorded(planted.program, 0).diff(recorded(planted.program, 1)))
+    check(planted, compared(planted.program))
 
 
 @pytest.mark.parametrize(
@@ -880,20 +969,28 @@ def logged(k: int) -> None:
 
 SHAPES = "Calls with other shapes"
 ALONE: dict[str, tuple[Planted, dict[str, int]]] = {
-    "a group that decays": (Planted(one_group_decays, "state", never=(SHAPES,)), {"aten::mul_": 12}),
+    "a group that decays": (
+        Planted(
+            one_group_decays,
+            "state",
+            says=": 36 calls in A, 48 in B. B makes more on the parameter 0.bias.",
+            never=(SHAPES, "Only", "such"),
+        ),
+        {},
+    ),
     "a tie that is lost": (
         Planted(
             a_tie_that_is_lost, "structure", says="on the parameter out.weight", never=(SHAPES, "where B", "reads [")
         ),
-        {"aten::add": 3, "aten::add_": 3},
+        {"aten::add in table": 3},
     ),
     "weights that are normalized": (
         Planted(weights_that_are_normalized, "structure", never=(SHAPES, " reads ", "where B")),
-        {"aten::sum, aten::div": 18},
+        {"aten::sum, aten::div": 6},
     ),
     "calls for a log": (
-        Planted(logged, "structure", says="B makes 30 such calls", never=(SHAPES, "where B")),
-        {"aten::linalg_": 30},
+        Planted(logged, "structure", says="15 calls in A, 25 in B.", never=(SHAPES, "where B")),
+        {"aten::linalg_": 20},
     ),
 }
 
@@ -901,23 +998,52 @@ ALONE: dict[str, tuple[Planted, dict[str, int]]] = {
 @pytest.mark.parametrize("name", ALONE)
 def test_calls_of_one_run_alone_are_counted_and_the_others_are_pairs(name: str) -> None:
     planted, counts = ALONE[name]
-    difference = recorded(planted.program, 0).diff(recorded(planted.program, 1))
+    difference = compared(planted.program)
     check(planted, difference)
     told = [one for one in difference.facts if one.text.startswith("Only ")]
     assert {text: one.calls for one in told for text in counts if f"calls {text}" in one.text} == counts, str(
         difference
     )
     for one in told:
-        assert f"{one.text} In all, {one.text[5]} makes {one.calls} such calls." in difference.evidence
+        assert f"{one.text} In all, {one.text[5]} alone makes {one.calls} such calls." in difference.evidence
 
 
-def test_calls_of_one_run_alone_without_effect_come_after_what_is_equal() -> None:
-    difference = recorded(logged, 0).diff(recorded(logged, 1))
-    verdict = difference.content().verdict
-    start = f"The results of all {difference.compared} calls in both runs have equal bits. Different from step 1 on: "
-    assert verdict.startswith(f"{start}Only B calls aten::linalg_vector_norm")
-    assert "No call in both reads what the 30 calls of B alone compute." in verdict
-    assert (difference.kind, difference.aside, difference.largest) == ("structure", 30, 0.0)
+def recomputed(k: int) -> None:
+    model, x = net(), batch().requires_grad_()
+    (checkpoint.checkpoint(model, x, use_reentrant=False) if k else model(x)).sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("program", "start", "end", "aside"),
+    [
+        (logged, "1 on: Only B calls aten::linalg_vector_norm", " No call in both reads what the 30 calls of B ", 30),
+        (recomputed, "0 on: Only B calls aten::linear, aten::gelu in 0, 1, 2 (recompute)", " B alone makes 3 such ", 0),
+    ],
+)
+def test_calls_of_one_run_alone_without_effect_come_after_what_is_equal(
+    program: Program, start: str, end: str, aside: int
+) -> None:
+    difference = compared(program)
+    begin = f"The results of all {difference.compared} calls in both runs have equal bits. Different from step {start}"
+    assert difference.content().verdict.startswith(begin), str(difference)
+    assert end in " ".join(str(difference).split())
+    assert (difference.kind, difference.aside, difference.largest) == ("structure", aside, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("program", "text"),
+    [
+        (a_gradient_by_numpy, "After step 1, of 4 parameters, 2.weight alone differs (relative L2 "),
+        (
+            an_average_of_the_weights_before_the_step,
+            " after every step; results after the last step differ (relative L2 ",
+        ),
+    ],
+)
+def test_which_parameters_differ_and_what_runs_after_the_last_step(program: Program, text: str) -> None:
+    difference = compared(program)
+    assert text in difference.content().verdict
+    assert bool(difference.after) == ("\nafter " in str(difference)) == ("last step" in text)
 
 
 # --- equal programs
@@ -1009,11 +1135,25 @@ def with_parameters_in_another_order(foreach: bool) -> Program:
     return program
 
 
-def with_workers(*counts: int) -> Program:
+class Augmented(torch.utils.data.Dataset[tuple[Tensor, int]]):
+    """Rows that are shifted by a number of a generator of their own, and scaled by one that is read out of them."""
+
+    def __init__(self) -> None:
+        self.rows = batch(1, 12, 8).exp()
+
+    def __getitem__(self, i: int) -> tuple[Tensor, int]:
+        shift = torch.randint(4, (2,), generator=torch.Generator().manual_seed(i)).tolist()[0]
+        return self.rows[i].roll(shift, -1) / self.rows[i].max().item(), i
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+def with_workers(*counts: int, augments: bool = False, logs: bool = False) -> Program:
     """A sampler that is asked for its batches when a worker needs them."""
 
     def program(k: int) -> None:
-        rows = torch.utils.data.TensorDataset(batch(1, 12, 8), torch.arange(12))
+        rows: Any = Augmented() if augments else torch.utils.data.TensorDataset(batch(1, 12, 8), torch.arange(12))
         loader = torch.utils.data.DataLoader(rows, batch_size=4, shuffle=True, num_workers=counts[k])
         model = net()
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -1021,6 +1161,8 @@ def with_workers(*counts: int) -> Program:
             for x, y in loader:
                 (model(x).mean(1) - y).square().mean().backward()
                 optimizer.step()
+                if logs and not k:
+                    model[0].weight.grad.norm().item()  # type: ignore[operator, union-attr]
                 optimizer.zero_grad()
 
     return program
@@ -1031,6 +1173,7 @@ EQUAL: dict[str, Program] = {
     "parameters in another order, foreach": with_parameters_in_another_order(True),
     "no worker, and one": with_workers(0, 1),
     "one worker, and two": with_workers(1, 2),
+    "no worker, and one, of random rows": with_workers(0, 1, augments=True),
     **{name: trained(make) for name, make in MODELS.items()},
     "a GAN": gan,
     "compiled and eager": compiled(""),
@@ -1057,6 +1200,14 @@ def test_another_order_and_what_a_worker_has_made_are_said() -> None:
         " In B, 2 of them ran in another order. What 12 calls of A alone compute, B reads with equal bits from "
         "outside, as from a worker process."
     )
+    for logs in (False, True):
+        program = with_workers(0, 1, augments=True, logs=logs)
+        difference = recorded(program, 0).diff(recorded(program, 1))
+        assert (difference.received, difference.beside) == ({"A": 54}, {"A": 72})
+        verdict = difference.content().verdict
+        assert verdict.endswith("; 72 more calls of A stand among these, and no other call reads what they compute.")
+        told = "Only A calls aten::linalg_vector_norm in (model), test_planted_differences.py:"
+        assert (told in verdict, difference.equal) == (logs, not logs)
 
 
 def test_a_worker_that_makes_another_batch_is_told() -> None:

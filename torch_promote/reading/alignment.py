@@ -6,6 +6,7 @@ op whose results have equal bits belong together, whatever their order, and firs
 That leaves the calls from the first difference on. Of these, the end is aligned first, because a call that was inserted
 stands at the start of what differs. The rest is a longest common subsequence (Myers, 1986), whose time grows with the
 number of differences, not with the length. Of an op that one run calls more often, calls of equal shapes come first.
+Calls of an optimizer that has its parameters in another order are aligned by the parameter that is written next.
 """
 
 from __future__ import annotations

@@ -55,6 +55,8 @@ _SIDES = Column("A", "dtypes"), Column("B", "dtypes")
 _OF_NO_EFFECT = frozenset({"python", "rank", STEPS})
 #: The error of losses, gradients and parameters that compiled code may cause by rounding.
 _MOST_OF_COMPILED = 2e-2
+#: The number of parameters that differ up to which a sentence names them, if more are equal.
+_FEW = 3
 #: The share of calls that two runs of one program have in common at least.
 _LEAST_IN_COMMON = 0.2
 
@@ -143,6 +145,8 @@ class StepDifference:
         worst_gradient: That parameter.
         parameters: The largest error of a parameter after the step.
         worst_parameter: That parameter.
+        apart: The parameters that differ then, if these are few of those that were compared.
+        compared: The number of these.
     """
 
     step: int
@@ -152,6 +156,8 @@ class StepDifference:
     worst_gradient: str = ""
     parameters: float | None = None
     worst_parameter: str = ""
+    apart: tuple[str, ...] = ()
+    compared: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,10 +236,11 @@ class Difference(Report):
         step_counts: The numbers of steps in both recordings, if neither was asked for fewer, and they differ; or None.
         unread_states: The states of optimizers that were read in neither run, and so were not compared.
         moved: The number of calls in both runs that the second made in another order.
-        aside: The number of calls of one run alone, if no call in both reads what they have computed, and the results
-            of all calls in both have equal bits; otherwise 0.
+        common_equal: Whether calls of one run alone differ, and the results of all calls in both have equal bits.
+        aside: Then, the number of calls of one run alone, if no call in both reads what they have computed, or 0.
         received: By run, the number of calls that it alone made, and whose results the other one reads with equal bits
             from outside, such as batches that a worker process has made.
+        beside: By run, the number of calls that stand among these, and whose results no other call reads.
         failures: By run, the error that ended it, if the other one did not end with it as well.
 
     Example:
@@ -271,8 +278,10 @@ class Difference(Report):
     step_counts: tuple[int, int] | None = None
     unread_states: list[str] = field(default_factory=list)
     moved: int = 0
+    common_equal: bool = False
     aside: int = 0
     received: dict[str, int] = field(default_factory=dict)
+    beside: dict[str, int] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -289,6 +298,12 @@ class Difference(Report):
     def state(self) -> tuple[str, ...]:
         """The states that differ in the first fact."""
         return self.facts[0].state if self.facts else ()
+
+    @property
+    def after(self) -> float | None:
+        """The largest error of a result of calls after the last step, if both runs have as many steps."""
+        errors = [one.relative_l2 or 0.0 for one in self.growth if one.step == len(self.steps)]
+        return None if self.step_counts else max(errors, default=None)
 
     @property
     def equal(self) -> bool:
@@ -336,7 +351,7 @@ class Difference(Report):
             for one, other, what, before, after in self.changes
             if (call := other or one) is not None
         ]
-        derived = {name: encode(getattr(self, name)) for name in ("equal", "kind", "arguments", "state")}
+        derived = {name: encode(getattr(self, name)) for name in ("equal", "kind", "arguments", "state", "after")}
         return {**Report.to_dict(replace(self, changes=[])), **derived, "facts": facts, "changes": changes}
 
     def content(self) -> Content:
@@ -355,7 +370,8 @@ class Difference(Report):
             more.append(f" Not compared: the calls before the first step that both recordings have ({counts}).")
         more += [
             f" What {calls:,} call{'s' * (calls != 1)} of {name} alone compute{'s' * (calls == 1)}, "
-            f"{'B' if name == 'A' else 'A'} reads with equal bits from outside, as from a worker process."
+            f"{'B' if name == 'A' else 'A'} reads with equal bits from outside, as from a worker process"
+            f"{self._beside(name)}."
             for name, calls in self.received.items()
         ]
         more += [f" In neither run could the {one} be read, so it was not compared." for one in self.unread_states]
@@ -368,6 +384,11 @@ class Difference(Report):
             more.append(f" A has {self.step_counts[0]:,} steps, B {self.step_counts[1]:,}.")
         more += [f" {name} ended with an error: {text.rstrip('.')}." for name, text in self.failures.items()]
         return "".join([self._sentence(), *more])
+
+    def _beside(self, name: str) -> str:
+        calls = self.beside.get(name, 0)
+        text = f"{calls:,} more call{'s' * (calls != 1)} of {name} stand{'s' * (calls == 1)} among these"
+        return f"; {text}, and no other call reads what they compute" if calls else ""
 
     def _sentence(self) -> str:
         if not self.compared and self.equal:
@@ -385,11 +406,12 @@ class Difference(Report):
             return f"Different: {fact.text} Contents were not compared."
         after = self._after()
         text = f"Different from step {fact.step} on: {fact.text}"
+        if self.common_equal and self.compared:
+            text = f"The results of all {self.compared:,} calls in both runs have equal bits. {text}"
         if self.aside:
             alone = " and ".join(name for name, calls in (("A", self.only_in_a), ("B", self.only_in_b)) if calls)
             calls = f"the {self.aside:,} calls of {alone} alone compute" if self.aside > 1 else "that call computes"
-            text = f"The results of all {self.compared:,} calls in both runs have equal bits. {text} No call in both "
-            text += f"reads what {calls}."
+            text += f" No call in both reads what {calls}."
         return f"{after} {text}" if self._are_ranks else f"{text} {after}".rstrip()
 
     @property
@@ -404,9 +426,16 @@ class Difference(Report):
             return ""
         differing = next((one for one in self.steps if one.parameters), None)
         whose = " of the two ranks" if self._are_ranks else ""
-        if differing is None:
-            return f"The parameters{whose} are equal after {'every step' if len(errors) > 1 else 'the step'}."
-        return f"After step {differing.step} the parameters{whose} differ ({spell_error(differing.parameters or 0.0)})."
+        if differing is not None:
+            text, few = f"After step {differing.step}", differing.apart
+            what = f" the parameters{whose} differ" if not few else f", of {differing.compared:,} parameters{whose}, "
+            what += f"{', '.join(few)} {'differ' if len(few) > 1 else 'alone differs'}" if few else ""
+            return f"{text}{what} ({spell_error(differing.parameters or 0.0)})."
+        when = "every step" if len(errors) > 1 else "the step"
+        if self._are_ranks or not self.largest:
+            return f"The parameters{whose} are equal after {when}."
+        text = f"The parameters that the optimizer updates are equal after {when}; results"
+        return f"{text}{' after the last step' * bool(self.after)} differ ({spell_error(self.after or self.largest)})."
 
     def _numbers(self) -> Iterator[ReportFact]:
         if self.kind is not None:
@@ -479,6 +508,7 @@ class Difference(Report):
             for one in self.steps
             if any(getattr(one, name) for name in numbers)
         ]
+        rows += [("after", self.after, *[None] * (len(columns) - 2))] if self.steps and self.after else []
         return Table("Relative L2 errors by step", [*columns.values()], rows, most=10)
 
     def _growth_parts(self) -> Iterator[Part]:
@@ -581,6 +611,7 @@ def compare_recordings(before: Recording, after: Recording) -> Difference:
         unread_states=unread_states,
         moved=walk.moved,
         received={name: len(calls) for name, calls in zip("AB", walk.received, strict=True) if calls},
+        beside={name: len(calls) for name, calls in zip("AB", walk.beside, strict=True) if calls},
         failures=_failures(before, after),
     )
     return _concluded(found, walk)
@@ -637,7 +668,9 @@ def _concluded(found: Difference, walk: Walk) -> Difference:
         what = "Losses, gradients or parameters differ; no recorded call does."
         facts.append(Fact("op", what, error=largest))
     if not facts and walk.tail is not None and found.unfinished:
-        text = f"{walk.described(walk.tail)}: the other recording ends before. All results up to there have equal bits."
+        text = (
+            f"{walk.described(walk.tail)[0]}: the other recording ends before. All results up to there have equal bits."
+        )
         first, second = (calls[0] if calls else None for calls in (walk.tail.one, walk.tail.other))
         step = walk.one.steps[first] if first is not None else walk.other.steps[second] if second is not None else 0
         facts.append(Fact("structure", text, first, second, step))
@@ -666,24 +699,25 @@ def _concluded(found: Difference, walk: Walk) -> Difference:
             evidence.append(f"These differ between the runs: {', '.join(selecting)}.")
     if walk.of_versions:
         evidence.append(
-            f"{walk.described(walk.of_versions[0])}. Places where the versions of PyTorch make other calls: "
+            f"{walk.described(walk.of_versions[0])[0]}. Places where the versions of PyTorch make other calls: "
             f"{len(walk.of_versions):,}."
         )
     if compiled:
         unseen = len(found.only_in_b if walk.one.compiled else found.only_in_a)
         name = "A" if walk.one.compiled else "B"
         evidence.append(f"Unseen in {name}, which ran compiled code: {unseen:,} calls of the other run.")
-    aside = len(found.only_in_a + found.only_in_b)
-    if walk.differ or largest or found.unknown or walk.reads_alone or not all(any(one.alone) for one in facts):
-        aside = 0
-    return replace(found, aside=aside, facts=facts, evidence=evidence, first=_first(walk, facts[0]) if facts else None)
+    common_equal = bool(walk.facts and found.with_values) and all(one.kind == "structure" for one in facts)
+    common_equal = common_equal and not (walk.differ or largest or found.unknown)
+    aside = len(found.only_in_a + found.only_in_b) if common_equal and not walk.reads_alone else 0
+    found = replace(found, common_equal=common_equal, aside=aside, facts=facts, evidence=evidence)
+    return replace(found, first=_first(walk, facts[0]) if facts else None)
 
 
 def _more(fact: Fact) -> str:
     """Of how many calls a fact is true, as a sentence; "" of one."""
     if any(fact.alone):
         counts = " and ".join(
-            f"{name} makes {number:,}" for name, number in zip("AB", fact.alone, strict=True) if number
+            f"{name} alone makes {number:,}" for name, number in zip("AB", fact.alone, strict=True) if number
         )
         return f" In all, {counts} such calls." if max(fact.alone) > 1 else ""
     return "" if fact.calls == 1 else f" The same in {fact.calls - 1:,} more call{'s' * (fact.calls > 2)}."
@@ -733,7 +767,9 @@ def _of_generators(walk: Walk) -> list[str]:
             before = [states[step].get(name) for states in starts]
             after = [states[step + 1].get(name) for states in starts]
             if None not in before and before[0] != before[1] and before != after:
-                return [f"The state of the generator {name} differs at the start of step {step}, which draws from it."]
+                draw = " and ".join(run for run, a, b in zip("AB", before, after, strict=True) if a != b)
+                text = f"The state of the generator {name} differs at the start of step {step}, which draws from it"
+                return [f"{text} in {draw}."]
     return []
 
 
@@ -858,18 +894,24 @@ def _steps(before: Recording, after: Recording, walk: Walk) -> list[StepDifferen
         known = [mine | dict(end.parameters) for mine, end in zip(known, (one, other), strict=True)]
         updated = one.parameters.keys() | other.parameters.keys()
         losses = [relative_error(*pair) for pair in zip(one.losses, other.losses, strict=False)]
-        gradients, worst_gradient = _worst(one.gradients, other.gradients)
-        parameters, worst_parameter = _worst(*({k: v for k, v in mine.items() if k in updated} for mine in known))
+        gradients, worst_gradient = _worst(_errors(one.gradients, other.gradients))
+        common = [{name: values for name, values in mine.items() if name in updated} for mine in known]
+        errors = _errors(*common)
+        parameters, worst_parameter = _worst(errors)
         loss = max((error for error in losses if error is not None), default=None)
-        found.append(
-            StepDifference(number, outputs.get(number), loss, gradients, worst_gradient, parameters, worst_parameter)
-        )
+        apart = tuple(name for name, error in errors.items() if error)
+        is_few = len(apart) <= min(_FEW, (len(errors) - 1) // 2) and len(errors) == len(common[0])
+        worst = worst_gradient, parameters, worst_parameter, apart if is_few else (), len(errors)
+        found.append(StepDifference(number, outputs.get(number), loss, gradients, *worst))
     return found
 
 
-def _worst(one: Mapping[str, Values], other: Mapping[str, Values]) -> tuple[float | None, str]:
-    errors = {
+def _errors(one: Mapping[str, Values], other: Mapping[str, Values]) -> dict[str, float]:
+    return {
         name: error for name in one if name in other and (error := relative_error(one[name], other[name])) is not None
     }
+
+
+def _worst(errors: Mapping[str, float]) -> tuple[float | None, str]:
     worst = max(errors, key=errors.__getitem__, default="")
     return errors.get(worst), worst if errors.get(worst) else ""

@@ -14,7 +14,7 @@ its inputs; its other arguments; its results. A difference is a fact of its own 
 The states of optimizers are compared at the start of their first step. Calls that initialize parameters are not
 compared: the parameters are, where they are first read. Calls of one run alone before the first aligned call set a
 program up, and are not facts unless what they leave is read and differs. Nor are calls that compute what the other run
-reads from outside with equal bits.
+reads from outside with equal bits, and those among them that no other call reads.
 
 NOTE [ What counts as rounding ]
 If nothing differs that may select other kernels, every difference has a cause. Otherwise (another PyTorch, device, CPU
@@ -25,10 +25,11 @@ The walk then goes on behind such a call, without the facts that a rounding erro
 from __future__ import annotations
 
 import bisect
+import functools
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast
 
@@ -36,9 +37,10 @@ from torch_promote.observe.call import COMPILED_FUNCTION, TENSORS
 from torch_promote.observe.ops import facts_of
 from torch_promote.reading.alignment import align, rising
 from torch_promote.reading.run import Run, relative_error
+from torch_promote.recording.program_state import PARAMETERS
 from torch_promote.recording.values import EMPTY
 from torch_promote.reference.dtypes import dtype_name
-from torch_promote.report.base import module_name, some_of, spell_number
+from torch_promote.report.base import module_name, short_line, some_of, spell_number
 
 if TYPE_CHECKING:
     from torch_promote.observe.call import Argument, Call
@@ -89,7 +91,7 @@ class Fact:
         arguments: The arguments that differ, with both values.
         state: The names of the states that differ.
         calls: The number of calls that it is true of.
-        alone: Of calls of one run alone, the numbers of those of these ops in each run.
+        alone: The numbers of the calls that it says each run makes alone.
     """
 
     kind: Kind
@@ -141,11 +143,12 @@ class Walk:
         self.reads_alone: bool = False  # whether a call in both runs reads what calls of one run alone have written
         #: The calls of each run alone that compute what the other one reads from outside with equal bits.
         self.received: tuple[set[int], set[int]] = set(), set()
+        #: Those that stand among these, and that only such calls read, such as random numbers of an augmentation.
+        self.beside: tuple[set[int], set[int]] = set(), set()
         self._places: dict[Any, int] = {}  # of facts that are true of several calls
         self._tainted: tuple[set[int], set[int]] = set(), set()  # calls whose results differ
         self._partners: tuple[dict[int, int], dict[int, int]] = {}, {}
         self._gap_of: tuple[dict[int, Gap], dict[int, Gap]] = {}, {}
-        self._alone: tuple[set[Any], set[Any]] = set(), set()  # what the runs call that is not aligned
         #: What the calls are that only initialize parameters.
         self._initial = [{self._sort(side, k) for k in run.initial} for side, run in enumerate(self.runs)]
         self._told: set[int] = set()  # the ids of gaps that are facts
@@ -157,7 +160,6 @@ class Walk:
         self._unexplained: list[Pair] = []  # views and conversions whose results differ
         #: Whether one run alone initializes its model, so that what they call before their first step differs.
         self._start_apart: bool = bool(one.initial) != bool(other.initial)
-        self._forwards: list[set[tuple[str, str]]] | None = None  # the ops that each run calls in its modules
         self._reads_numbers = False  # whether the program has read a number out of a tensor that differs
         self._walk(complete)
 
@@ -176,53 +178,75 @@ class Walk:
                     call = run.calls[i]
                     key = run.steps[i], call.phase, call.module, bisect.bisect(between[side], i)
                     places.setdefault(key, ([], []))[side].append(i)
-        for ones, others in places.values():
-            sides = tuple(zip(self.runs, (ones, others), strict=True))
-            made: tuple[dict[str, list[Call]], dict[str, list[Call]]] = {}, {}
-            for (run, calls), by_name in zip(sides, made, strict=True):
-                for i in calls:
-                    by_name.setdefault(run.calls[i].name, []).append(run.calls[i])
-            ordered: set[str] = set()  # the same loop in both runs, such as over experts, has arguments in one order
-            # Calls of other shapes are the same calls only if both runs make as many of the op.
-            reshaped: set[str] = set()
-            for name, one in made[0].items():
-                other = made[1].get(name, [])
-                if [call.arguments for call in one] == [call.arguments for call in other]:
-                    ordered.add(name)
-                if len(one) == len(other) and Counter(map(_shapes, one)) != Counter(map(_shapes, other)):
-                    reshaped.add(name)
-            shaped, plain, read, equal, written = (cast(tuple[list[Any], list[Any]], ([], [])) for _ in range(5))
-            for side, (run, calls) in enumerate(sides):
-                for i in calls:
-                    name, shapes, arguments = run.calls[i].name, _shapes(run.calls[i]), run.calls[i].arguments
-                    plain[side].append((name, len(shapes)))
-                    shaped[side].append((name, len(shapes) if name in reshaped else shapes))
-                    results = run.tells(i) and run.results(i)
-                    same = results and (name, shapes, results, arguments if name in ordered else ())
-                    equal[side].append(same)
-                    read[side].append(same and (*same, *(one.digest for one in run.reads(i))))
-            for (run, calls), keys in zip(sides, written, strict=True):
-                # As many calls of an op that write to one parameter belong together as well.
-                names = [read[0] != read[1] and run.updates(i) and run.parameter_of(i) for i in calls]
-                named = [(run.calls[i].name, name) for i, name in zip(calls, names, strict=True)]
-                counts = Counter(named)
-                keys += [key[1] and (*key, counts[key]) for key in named]
-            found |= {ones[i]: others[j] for i, j in align([shaped, plain], [read, equal, written])}
+        for calls in places.values():
+            found |= self._aligned_in_place(*calls)
         return found
 
+    def _aligned_in_place(self, ones: list[int], others: list[int], of_one: bool = False) -> dict[int, int]:
+        """The same calls among those of one place, which may be all `of_one` parameter of an optimizer."""
+        sides = tuple(zip(self.runs, (ones, others), strict=True))
+        made: tuple[dict[str, list[Call]], dict[str, list[Call]]] = {}, {}
+        for (run, calls), by_name in zip(sides, made, strict=True):
+            for i in calls:
+                by_name.setdefault(run.calls[i].name, []).append(run.calls[i])
+        ordered: set[str] = set()  # the same loop in both runs, such as over experts, has arguments in one order
+        # Calls of other shapes are the same calls only if both runs make as many of the op.
+        reshaped: set[str] = set()
+        for name, one in made[0].items():
+            other = made[1].get(name, [])
+            if [call.arguments for call in one] == [call.arguments for call in other]:
+                ordered.add(name)
+            if len(one) == len(other) and Counter(map(_shapes, one)) != Counter(map(_shapes, other)):
+                reshaped.add(name)
+        shaped, plain, read, equal, written = (cast(tuple[list[Any], list[Any]], ([], [])) for _ in range(5))
+        for side, (run, calls) in enumerate(sides):
+            for i in calls:
+                name, shapes, arguments = run.calls[i].name, _shapes(run.calls[i]), run.calls[i].arguments
+                plain[side].append((name, len(shapes)))
+                shaped[side].append((name, len(shapes) if name in reshaped else shapes))
+                results = run.tells(i) and run.content(i)
+                same = results and (name, shapes, results, arguments if name in ordered else ())
+                equal[side].append(same)
+                read[side].append(same and (*same, *(one.digest for one in run.reads(i))))
+        if (shaped[0], read[0]) == (shaped[1], read[1]):
+            return dict(zip(ones, others, strict=True))
+        if not of_one and ones and self.one.calls[ones[0]].phase == "optimizer":
+            # The loop of an optimizer may have its parameters in another order.
+            loops = [run.parameters_of_loop(calls) for run, calls in sides]
+            orders = [[*dict.fromkeys(loop)] for loop in loops]
+            if orders[0] != orders[1] and {*orders[0]} == {*orders[1]}:
+                found = {ones[i]: others[j] for i, j in align([], [read])}
+                left: dict[str, tuple[list[int], list[int]]] = {}
+                for side, aligned in enumerate((found.keys(), {*found.values()})):
+                    for i, name in zip(sides[side][1], loops[side], strict=True):
+                        if i not in aligned:
+                            left.setdefault(name, ([], []))[side].append(i)
+                for calls_of_one in left.values():
+                    found |= self._aligned_in_place(*calls_of_one, of_one=True)
+                return found
+        for (run, calls), keys in zip(sides, written, strict=True):
+            # As many calls of an op that write to one parameter belong together as well.
+            named = [(run.calls[i].name, run.updates(i) and run.parameter_of(i)) for i in calls]
+            counts = Counter(named)
+            keys += [key[1] and (*key, counts[key]) for key in named]
+        return {ones[i]: others[j] for i, j in align([shaped, plain], [read, equal, written])}
+
     def _views_of_moved(self, place_of: Mapping[int, int], kept: set[int]) -> dict[int, int]:
-        """The views before calls that the second run made in another order, if they are equal."""
+        """The views before calls that the second run made in another order, and of their results, if they are equal."""
         calls, keys = (cast(tuple[list[Any], list[Any]], ([], [])) for _ in range(2))
         moved = {i for j, i in place_of.items() if j not in kept}, place_of.keys() - kept
-        for side, run in enumerate(self.runs):
+        for side, run in enumerate(self.runs if all(moved) else ()):
             reader = -1
             for k in reversed(run.own):
                 if not run.is_transparent(k):
                     reader = k
-                elif reader in moved[side]:
+                    continue
+                around = reader, *(writer for read in run.reads(k) for writer in read.written_by)
+                known = next((one for one in around if one in moved[side]), -1)
+                if known >= 0:
                     calls[side].append(k)
-                    reader_of_one = place_of[reader] if side else reader
-                    keys[side].append((reader_of_one, run.calls[k].name, _shapes(run.calls[k]), run.results(k)))
+                    key = known == reader, place_of[known] if side else known, run.calls[k].name
+                    keys[side].append((*key, _shapes(run.calls[k]), run.results(k)))
         return {calls[0][i]: calls[1][j] for i, j in align([], [keys])}
 
     def _move(self, aligned: dict[int, int]) -> None:
@@ -230,7 +254,7 @@ class Walk:
 
         def known(side: int, k: int) -> Any:
             run, call = self.runs[side], self.runs[side].calls[k]
-            results = not run.updates(k) and run.results(k)
+            results = not run.updates(k) and run.content(k)
             reads = (one.digest for one in run.reads(k))
             return results and (call.name, call.module, _shapes(call), call.arguments, results, *reads)
 
@@ -292,8 +316,7 @@ class Walk:
                 self.gaps.append(gap)
             (gap.one, gap.other)[side].append(k)
             self._gap_of[side][k] = gap
-            self._alone[side].add(self._sort(side, k))
-        self.received = self._find_received()
+        self._find_received()
         if gap is not None and ((not gap.one and not complete[0]) or (not gap.other and not complete[1])):
             self.tail = self.gaps.pop()
         for i, j in order:
@@ -314,24 +337,19 @@ class Walk:
             self._tell_numbers()
         self._compare_names()
         self._compare_gradients()
-        # Those of a step's start come before those of its calls. A flag of a module, such as training, decides which
-        # calls it makes, and comes before those.
-        modules = [getattr(self._call_of(fact), "module", "") for fact in self.facts]
-        made: dict[tuple[int, str], int] = {}
-        for place, fact in enumerate(self.facts):
-            if fact.kind == "structure" and modules[place]:
-                made.setdefault((fact.step, modules[place]), place)
-
+        # Those of a step's start come before those of its calls, and arguments, such as a flag for training, before
+        # calls of one run alone.
+        made: dict[int, int] = {}
+        for place, fact in reversed([*enumerate(self.facts)]):
+            made |= {fact.step: place} if fact.kind == "structure" else {}
         # A batch that a worker has made in one run, and the program in the other, comes before the calls that made it.
         drawn = {place: self._places[key] for place, key in self._from_workers.items() if key in self._places}
 
         def rank(place: int) -> tuple[float, ...]:
             fact = self.facts[place]
             starts = fact.kind in ("weight", "state") or (bool(fact.parameter) and fact.kind != "structure")
-            first = made.get((fact.step, modules[place]), place)
-            if place in drawn:
-                return fact.step, not starts, min(place, drawn[place] - 0.5)
-            return fact.step, not starts, min(place, first - 0.5) if _is_of_flag(fact) else place
+            first = made.get(fact.step, place) if fact.kind == "arguments" else drawn.get(place, len(self.facts))
+            return fact.step, not starts, min(place, first - 0.5)
 
         self.facts = [self.facts[place] for place in sorted(range(len(self.facts)), key=rank)]
 
@@ -400,8 +418,7 @@ class Walk:
         call = self.one.calls[i] if i is not None else self.other.calls[j] if j is not None else None
         if call is None:
             return "the program"
-        phase = "" if call.phase == "forward" else f" ({call.phase})"
-        return f"{call.op} in {module_name(call.module)}{phase}"
+        return f"{call.op} in {module_name(call.module)}{_phase(call)}"
 
     # --- optimizers
 
@@ -431,7 +448,9 @@ class Walk:
             calls = [i for i in run.own if run.steps[i] == step and run.calls[i].phase == "optimizer"]
             calls = calls or [i for i in run.own if run.steps[i] > step]  # of a compiled step
             both = self._partners[len(found)]  # not those that load a state, which one run alone has
-            found.append(next((i for i in calls if i in both), calls[0] if calls else None))
+            pairs = [Pair(i, both[i]) if not found else Pair(both[i], i) for i in calls if i in both]
+            differing = [pair[len(found)] for pair in pairs if self._differing_arguments(pair)]
+            found.append(next(iter([*differing, *(pair[len(found)] for pair in pairs), *calls]), None))
         return found[0], found[1]
 
     def _compare_states(self, one: OptimizerState, other: OptimizerState) -> None:
@@ -462,22 +481,26 @@ class Walk:
                 spelled = [f"{size:g}" for size in sizes if size is not None]
                 both = "is {} in A and {} in B".format(*spelled) if len(spelled) > 1 else ""
                 texts.append(f"{name} {both or f'differs{_l2(relative_error(first, second))}'}")
-        numbers: dict[str, str] = {}
-        for name in dict.fromkeys([*one.numbers, *other.numbers]):
-            first_number, second_number = one.numbers.get(name, "missing"), other.numbers.get(name, "missing")
-            if first_number != second_number:
-                a, b = argument_text(first_number), argument_text(second_number)
-                numbers[name] = f"{name} is {a} in A and {b} in B"
+        steps = {text.partition(" is ")[2] for text in texts if text.startswith("step of ")}
+        if len(steps) == 1:  # such as "179 in A and 199 in B", of two parts of one training
+            texts = [f"the number of steps is {steps.pop()}", *(one for one in texts if not one.startswith("step of "))]
+        numbers = _differing_numbers(one.numbers, other.numbers)
         step = one.step
         if not names:
             # Another kind of optimizer has other ones, and calls other ops.
-            shown = {name: text for name, text in numbers.items() if "missing" not in text}
-            if shown and not self._numbers:
-                self._numbers = step, f"At the start of step {step}, {some_of(shown.values())}.", tuple(shown)
+            shown = {text: names for text, names in numbers.items() if "missing" not in text}
+            known = (one.state for one in self.facts if one.kind == "state")
+            if (
+                shown
+                and not self._numbers
+                and not any({*itertools.chain(*shown.values())} <= {*told} for told in known)
+            ):
+                text = f"At the start of step {step}, {some_of(shown)}."
+                self._numbers = step, text, tuple(itertools.chain(*shown.values()))
             return
         if step and self.facts:
             return  # what differs before explains it
-        parts = [some_of(found) for found in (texts, numbers.values()) if found]
+        parts = [some_of(found) for found in (texts, numbers) if found]
         for run, absent in missing.items():
             if absent:
                 parts.append(f"{some_of(absent)} {'are' if len(absent) > 1 else 'is'} missing in {run}")
@@ -630,22 +653,29 @@ class Walk:
         known: bool = True,
     ) -> None:
         """Adds what explains that what a call reads differs, its other arguments, or its results."""
-        if self._state_differs and self.one.calls[pair.one].phase == "optimizer":
+        call, other = self.one.calls[pair.one], self.other.calls[pair.other]
+        if call.phase == "optimizer" and _shapes(call) != _shapes(other):
+            self._tell_numbers()  # the lists of groups with other parameters
+        if self._state_differs and call.phase == "optimizer":
             return  # the optimizer reads that state
         for place in differing:
             self._explain_input(pair, place)
-        call, other = self.one.calls[pair.one], self.other.calls[pair.other]
         same = self.one.results(pair.one) == self.other.results(pair.other) and _dtypes(call) == _dtypes(other)
         if arguments:
-            if not self._follows(pair, differing):
+            if not self._follows(pair, differing, arguments):
                 self._add_arguments(pair, arguments, error, differing)
         elif known and not (same or differing or self._are_rounded(pair)):
             self._explain_results(pair, call, other, error)
 
-    def _follows(self, pair: Pair, differing: Sequence[int]) -> bool:
+    def _follows(
+        self, pair: Pair, differing: Sequence[int], arguments: Mapping[str, tuple[Argument, Argument]]
+    ) -> bool:
         """Whether an earlier fact explains that the arguments of a call differ."""
         found = self.facts or self.rounded
-        if self._reads_numbers or (found and differing and self.one.calls[pair.one].phase == "backward"):
+        is_flag = any(isinstance(value, bool) for both in arguments.values() for value in both)
+        if (self._reads_numbers and not is_flag) or (
+            found and differing and self.one.calls[pair.one].phase == "backward"
+        ):
             return True
         infos = [run.calls[k].inputs for run, k in zip(self.runs, pair, strict=True)]
         if self.facts and any(a.shape != b.shape for a, b in zip(*infos, strict=False)):
@@ -678,6 +708,8 @@ class Walk:
             self._tell_numbers()  # such as a scheduler's, which show in a later step
         if self._numbers and any(name.startswith("last_epoch") for name in self._numbers[2]):
             self._tell_numbers()  # the schedule is at another place
+        if call.phase == "optimizer" and self._state_differs:
+            return
         if call.phase == "optimizer" and self._numbers:
             text, self._numbers = f"{text} {self._numbers[1]}", None
         key = kind, call.name, call.phase, tuple(arguments)
@@ -1060,29 +1092,47 @@ class Walk:
                 and not run.converts(k)
                 and run.calls[k].op != "aten::contiguous"
                 and self._sort(side, k) not in self._initial[1 - side]
-                and k not in self.received[side]
+                and k not in self.received[side] | self.beside[side]
             ]
             for side, (run, calls) in enumerate(self._sides(gap))
         ]
 
-    def _find_received(self) -> tuple[set[int], set[int]]:
-        """The calls of one run alone that compute what the other one reads from outside, such as from a worker."""
-        found: tuple[set[int], set[int]] = set(), set()
+    def _shown(self, gap: Gap) -> list[list[int]]:
+        """The calls that a sentence names: without views, and those of which the other run reads the results."""
+        found = [
+            [k for k in calls if not (run.is_transparent(k) or k in received or k in beside)]
+            for (run, calls), received, beside in zip(self._sides(gap), self.received, self.beside, strict=True)
+        ]
+        return found if any(found) else [gap.one, gap.other]
+
+    def _find_received(self) -> None:
+        """Finds the calls of one run alone that compute what the other reads from outside, such as from a worker."""
         for side, run in enumerate(self.runs):
-            partners, alone, other = self._partners[side], self._gap_of[side].keys(), self.runs[1 - side]
+            partners, alone, other = self._partners[side], self._gap_of[side], self.runs[1 - side]
             needed: set[int] = set()  # the calls that another call reads
             received: set[int] = set()
+            making: set[Gap] = set()  # of calls that have made what was received
             for k in reversed(run.own):
                 if k in received and k not in needed and k not in partners:
-                    found[side].add(k)
+                    self.received[side].add(k)
+                    making |= {alone[k]} if k in alone else set()
                 elif run.is_transparent(k) and k not in partners:
+                    continue
+                elif alone.get(k) in making and k not in needed:
+                    self.beside[side].add(k)
                     continue
                 theirs = other.reads(partners[k]) if k in partners else ()
                 for read, of_other in itertools.zip_longest(run.reads(k), theirs[: len(run.reads(k))]):
                     same = of_other is not None and other.is_outside(of_other) and read.digest == of_other.digest
-                    (received if same or k in found[side] else needed).update(read.written_by)
-                    self.reads_alone |= k in partners and not same and not alone.isdisjoint(read.written_by)
-        return found
+                    if same or k in self.received[side]:
+                        received.update(read.written_by)
+                    elif k in needed or not run.is_transparent(k):  # not a view alone
+                        needed.update(read.written_by)
+                    self.reads_alone |= k in partners and not same and not alone.keys().isdisjoint(read.written_by)
+            for k in sorted(self.beside[side]):  # not what computes with the model's results, such as a log
+                writers = {w for read in run.reads(k) for w in read.written_by if w in partners or w in alone}
+                if writers - received - self.beside[side]:
+                    self.beside[side].remove(k)
 
     def _has_other_numbers(self, gap: Sequence[Sequence[int]]) -> bool:
         """Whether the runs call one op in one place with other tensors, and other numbers or flags."""
@@ -1095,16 +1145,10 @@ class Walk:
 
     def _is_foreign(self, gap: Sequence[Sequence[int]]) -> bool:
         """Whether calls of one run alone are in a place where the other run calls no such op in its forward at all."""
-        if self._forwards is None:
-            self._forwards = [
-                {(call.op, call.module) for call in map(run.calls.__getitem__, run.own) if call.phase == "forward"}
-                for run in self.runs
-            ]
-        calls = [[run.calls[k] for k in found] for run, found in zip(self.runs, gap, strict=True)]
         return any(
-            call.phase == "forward" and (call.op, call.module) not in self._forwards[1 - side]
-            for side, found in enumerate(calls)
-            for call in found
+            run.calls[k].phase == "forward" and not self._called[1 - side][_place_of(run.calls[k])]
+            for side, run in enumerate(self.runs)
+            for k in gap[side]
         )
 
     def _depends_on_version(self, gap: Gap) -> bool:
@@ -1129,15 +1173,17 @@ class Walk:
         if id(gap) in self._told:
             return
         self._told.add(id(gap))
-        computing = [[k for k in calls if not run.is_transparent(k)] or calls for run, calls in self._sides(gap)]
+        computing = self._shown(gap)
         first = [calls[0] if calls else None for calls in computing]
         if any(run.calls[k].phase == "optimizer" for run, calls in self._sides(gap) for k in calls):
             self._tell_numbers()  # such as a weight_decay of 0, without which other ops are called
         writing = {run.parameter_of(k) for run, calls in self._sides(gap) for k in calls if run.computes(k)}
         parameter = writing.pop() if len(writing) == 1 and not all(computing) else ""
         kinds = [run.named[parameter].kind for run in self.runs if parameter in run.named]
-        on = f", on the {kinds[0] if kinds else 'parameter'} {parameter}" if parameter else ""
-        text = f"{self.described(gap)}{on}.{self._accumulated(gap)}{self._not_detached(gap)}"
+        described, alone = self.described(gap)
+        on = f"on the {kinds[0] if kinds else 'parameter'} {parameter}"
+        on = (f", {on}" if any(alone) else f". {'A' if gap.one else 'B'} makes more {on}") if parameter else ""
+        text = f"{described}{on}.{self._accumulated(gap)}{self._not_detached(gap)}"
         kind: Kind = "structure"
         if all(computing):
             ends = [run.calls[calls[-1]] for (run, _), calls in zip(self._sides(gap), computing, strict=True)]
@@ -1146,14 +1192,11 @@ class Walk:
             found = self.error_of(Pair(computing[0][-1], computing[1][-1]))
             error = found if found is not None else error
         fact = Fact(kind, text, first[0], first[1], self._step_of(first[0], first[1]), error, parameter)
-        rows = {(side, run.calls[k].op) for side, run in enumerate(self.runs) for k in computing[side]}
+        made = [[run.calls[k] for k in calls] for run, calls in zip(self.runs, computing, strict=True)]
+        rows = {(side, call.op) for side, calls in enumerate(made) for call in calls}
         if not rows <= self._told_rows:  # otherwise an earlier fact has counted these calls
-            self._told_rows |= rows
-            alone = [
-                sum((side, run.calls[k].op) in rows and not run.is_transparent(k) for k in self._gap_of[side])
-                for side, run in enumerate(self.runs)
-            ]
-            self._add(replace(fact, calls=max(1, *alone), alone=(alone[0], alone[1])), self._key_of(gap))
+            self._told_rows |= rows if any(alone) else {(side, op) for _, op in rows for side in (0, 1)}
+            self._add(replace(fact, calls=max(1, *alone), alone=alone), self._key_of(gap))
 
     def _key_of(self, gap: Gap) -> tuple[Any, ...]:
         return "gap", tuple(tuple(run.calls[k].name for k in calls) for run, calls in self._sides(gap))
@@ -1180,11 +1223,8 @@ class Walk:
             k for k in self._gap_of[side] if facts_of(run.calls[k].name).is_detach and run.calls[k].phase == "forward"
         ]
         found = [k for k in found if run.steps[k] == self.runs[1 - side].steps[last]]
-        if not found:
-            return ""
-        call = run.calls[found[0]]
-        line = f", {call.line.rpartition('/')[2]}" if call.line else ""
-        return f" Only {'AB'[side]} calls {call.op} in {module_name(call.module)}{line}."
+        found = [k for k in found if not self._called[1 - side][_line_of(run.calls[k])]]
+        return f" Only {'AB'[side]} calls {_where([run.calls[found[0]]])}." if found else ""
 
     def _explain_gap(self, gap: Gap, pair: Pair, place: int, error: float | None) -> None:
         """Explains that a call reads what calls of one run alone have written."""
@@ -1211,39 +1251,79 @@ class Walk:
         call = run.calls[k]
         return run.steps[k], call.phase, call.module, call.name
 
-    def described(self, gap: Gap) -> str:
-        """What the runs call in one place: "A calls aten::exp where B calls aten::sin", "Only A calls aten::exp"."""
-        names: list[str] = []
-        modules: list[str] = []
-        place = ""
-        moved = False
-        for side, (run, calls) in enumerate(self._sides(gap)):
-            shown = [k for k in calls if not run.is_transparent(k)] or calls
-            if not (gap.one and gap.other):  # the other run may call some elsewhere
-                alone = [k for k in shown if self._sort(side, k) not in self._alone[1 - side] | self._initial[1 - side]]
-                moved = moved or (bool(shown) and not alone)
-                shown = alone or shown
-            made = [run.calls[k] for k in shown]
-            names.append(some_of(dict.fromkeys(call.op for call in made)))
-            modules.append(some_of(dict.fromkeys(module_name(call.module) for call in made)))
-            if made and not place:
-                line = f", {made[0].line.rpartition('/')[2]}" if made[0].line else ""
-                place = f" in {modules[-1]}{line}"
-        if gap.one and gap.other and names[0] == names[1] and modules[0] != modules[1]:
-            return f"A calls {names[0]} in {modules[0]} where B calls it in {modules[1]}"
-        if not (gap.one and gap.other):
-            name, other = ("A", "B") if gap.one else ("B", "A")
-            called = f"calls {names[0] or names[1]}{place}"
-            return f"{name} {called}, in another place than {other}" if moved else f"Only {name} {called}"
-        if names[0] == names[1]:
-            names = [some_of(dict.fromkeys(run.calls[k].name for k in calls)) for run, calls in self._sides(gap)]
-        if names[0] == names[1]:
-            pair = Pair(*(next((k for k in calls if run.computes(k)), calls[0]) for run, calls in self._sides(gap)))
+    @functools.cached_property
+    def _called(self) -> list[Counter[tuple[str, ...]]]:
+        """How often each run makes such a call: in a module and a phase, and at a line of them."""
+        return [Counter(key_of(run.calls[k]) for k in run.own for key_of in (_place_of, _line_of)) for run in self.runs]
+
+    @functools.cached_property
+    def _paired_lines(self) -> list[set[tuple[str, ...]]]:
+        return [{_line_of(run.calls[k]) for k in of_run} for run, of_run in zip(self.runs, self._partners, strict=True)]
+
+    def described(self, gap: Gap) -> tuple[str, tuple[int, int]]:
+        """What the runs call in one place, as a sentence, and how often each makes the calls that the other never does.
+
+        "A calls aten::exp where B calls aten::sin in 0", "Only A calls aten::exp in 0", "aten::exp in 0: 2 calls in A,
+        4 in B", or "A calls aten::exp in 0, in another place than B".
+        """
+        known = self._shown(gap)
+        made = [[run.calls[k] for k in calls] for run, calls in zip(self.runs, known, strict=True)]
+        phase = (made[0] or made[1])[0].phase  # calls of a backward follow from those of its forward
+        made = [[call for call in calls if call.phase == phase] for calls in made]
+        key_of = _place_of
+        alone = [[call for call in calls if not self._called[1 - i][key_of(call)]] for i, calls in enumerate(made)]
+        if not any(alone) and not all(made):
+            key_of = _line_of
+            more = [call for call in made[0] or made[1] if len({one[_place_of(call)] for one in self._called}) > 1]
+            paired = self._paired_lines[0 if made[0] else 1]  # the other program may stand in another file
+            found = [
+                call
+                for call in more
+                if _line_of(call) not in paired and not all(called[_line_of(call)] for called in self._called)
+            ]
+            alone = [[call for call in calls if call in found and call.line == found[0].line] for calls in made]
+        texts = [_where(calls) for calls in alone if calls]
+        if all(alone):
+            ops, _, place = texts[0].partition(" in ")
+            texts = [f"A calls {ops if texts[1].endswith(f' in {place}') else texts[0]} where B calls {texts[1]}"]
+        elif any(alone):
+            texts = [f"Only {'A' if alone[0] else 'B'} calls {texts[0]}"]
+        named = {key_of(call) for calls in alone for call in calls}
+        others = [call for calls in made for call in calls if key_of(call) not in named]
+        of_line = len({call.line for call in others}) == 1 and all(
+            called[_line_of(call)] for call in others for called in self._called
+        )
+        key_of, where = (_line_of if of_line else _place_of), _where(others, of_line) if others else ""
+        counts = [sum(called[key] for key in set(map(key_of, others))) for called in self._called]
+        if counts[0] != counts[1]:
+            texts.append(f"{where}: {counts[0]:,} call{'s' * (counts[0] != 1)} in A, {counts[1]:,} in B")
+        elif not any(alone):
+            texts.append(self._of_both(known, where, key_of, counts[0]))
+        lines = {(call.op, call.phase, call.line) for calls in alone for call in calls}
+        one, other = (  # in all modules
+            sum(n for key, n in called.items() if key[3:] and (*key[:2], key[3]) in lines and not theirs[key])
+            for called, theirs in zip(self._called, self._called[::-1], strict=True)
+        )
+        return ". ".join(texts), (one, other)
+
+    def _of_both(self, known: Sequence[Sequence[int]], where: str, key_of: Callable[[Call], Any], count: int) -> str:
+        """What is said of calls that both runs make as often."""
+        if all(known):
+            pair = Pair(
+                *(next(filter(run.computes, calls), calls[0]) for run, calls in zip(self.runs, known, strict=True))
+            )
             counts = [len(run.calls[k].inputs) for run, k in zip(self.runs, pair, strict=True)]
             found = [argument_texts(self._differing_arguments(pair))]
-            found += [f"it reads {counts[0]} tensors in A and {counts[1]} in B"] * (counts[0] != counts[1])
-            return f"{names[0]}{place}: {'; '.join(filter(None, found)) or 'other calls in A and in B'}"
-        return f"A calls {names[0]} where B calls {names[1]}{place}"
+            found += [f"the first reads {counts[0]} tensors in A and {counts[1]} in B"] * (counts[0] != counts[1])
+            return f"{where}: {'; '.join(filter(None, found)) or 'other calls in A and in B'}"
+        name, other = ("A", "B") if known[0] else ("B", "A")
+        run, calls = (self.one, known[0]) if known[0] else (self.other, known[1])
+        step, keys = run.steps[calls[0]], {key_of(run.calls[k]) for k in calls}
+        counts = [sum(one.steps[k] <= step and key_of(one.calls[k]) in keys for k in one.own) for one in self.runs]
+        text = f"{name} calls {where}, in another place than {other}"
+        if counts[0] != counts[1]:
+            text += f": of {count:,} calls in each, A makes {counts[0]:,} up to the end of step {step}, B {counts[1]:,}"
+        return text
 
     # --- compiled functions, of which one run has none
 
@@ -1365,12 +1445,29 @@ def spell_error(error: float) -> str:
     return f"relative L2 {'about ' * (0.0 < error < math.inf)}{spell_number(error)}"
 
 
+def _place_of(call: Call) -> tuple[str, ...]:
+    return call.op, call.phase, call.module
+
+
+def _line_of(call: Call) -> tuple[str, ...]:
+    return call.op, call.phase, call.module, call.line
+
+
+def _where(calls: Sequence[Call], with_line: bool = True) -> str:
+    """What calls of one phase are, and where: "aten::mul in 0, 1 (recompute), train.py:12"; the line if it is one."""
+    ops = some_of(dict.fromkeys(call.op for call in calls))
+    modules = some_of(dict.fromkeys(module_name(call.module) for call in calls))
+    lines = {call.line for call in calls if with_line}
+    line = f", {short_line(lines.pop())}" if len(lines) == 1 and "" not in lines else ""
+    return f"{ops} in {modules}{_phase(calls[0])}{line}"
+
+
+def _phase(call: Call) -> str:
+    return "" if call.phase == "forward" else f" ({call.phase})"
+
+
 def _l2(error: float | None) -> str:
     return "" if error is None else f" ({spell_error(error)})"
-
-
-def _is_of_flag(fact: Fact) -> bool:
-    return any(isinstance(value, bool) for both in fact.arguments.values() for value in both)
 
 
 def _shapes(call: Call) -> tuple[tuple[int, ...], ...]:
@@ -1385,6 +1482,28 @@ def shapes_of(call: Call) -> str:
     """The shapes of a call's inputs and outputs: "[8, 16], [4, 16] -> [8, 4]"."""
     inputs, outputs = (", ".join(str(list(info.shape)) for info in infos) for infos in (call.inputs, call.outputs))
     return f"{inputs or 'none'} -> {outputs or 'none'}"
+
+
+def _differing_numbers(one: Mapping[str, Argument], other: Mapping[str, Argument]) -> dict[str, list[str]]:
+    """Sentences about the numbers of an optimizer that differ, with their names."""
+    members = [{name: numbers[name] for name in numbers if name.startswith(PARAMETERS)} for numbers in (one, other)]
+    if all(members) and members[0] != members[1]:  # the groups have other parameters
+        one, other = _by_parameter(one), _by_parameter(other)
+    found: dict[tuple[str, str, str], list[str]] = {}
+    for name in dict.fromkeys([*one, *other]):
+        a, b = one.get(name, "missing"), other.get(name, "missing")
+        if a != b and not name.startswith(PARAMETERS):
+            found.setdefault((name.partition(" of ")[0], argument_text(a), argument_text(b)), []).append(name)
+    more = {names[0]: f" (and {len(names) - 1:,} more)" * (len(names) > 1) for names in found.values()}
+    return {f"{names[0]}{more[names[0]]} is {a} in A and {b} in B": names for (_, a, b), names in found.items()}
+
+
+def _by_parameter(numbers: Mapping[str, Argument]) -> dict[str, Argument]:
+    """The numbers of an optimizer, with those of a group as those of each of its parameters."""
+    parts = [(name.partition(" of "), value) for name, value in numbers.items() if not name.startswith(PARAMETERS)]
+    return {
+        f"{key} of {one}": value for (key, _, of), value in parts for one in numbers.get(f"{PARAMETERS}{of}", (of,))
+    }
 
 
 def _policies(one: Call, other: Call) -> str:

@@ -178,6 +178,13 @@ class Run:
         found = tuple(values.digest for values in self.values(i))
         return found if all(found) else ()
 
+    def content(self, i: int) -> tuple[str, ...]:
+        """The digests of a call's results, or of what one without results reads, as item(); () if one is unknown."""
+        if self.calls[i].outputs:
+            return self.results(i)
+        found = tuple(read.digest for read in self.reads(i))
+        return found if all(found) else ()
+
     def items(self, i: int) -> list[tuple[Any, ...]]:
         """What a call of lists reads and writes by item, whatever their order; [] if something is unknown."""
         if "_foreach_" not in self.calls[i].op:
@@ -273,6 +280,14 @@ class Run:
             name = source.name
         self._parameters.update(dict.fromkeys(passed, name))
         return name
+
+    def parameters_of_loop(self, calls: Sequence[int]) -> list[str]:
+        """Of the calls of an optimizer's step, the parameters that each, or else the next such call, writes to."""
+        found, name = list[str](), ""
+        for i in reversed(calls):
+            name = (self.parameter_of(i) if self.updates(i) else "") or name
+            found.append(name)
+        return found[::-1]
 
     def inner(self, i: int) -> list[int]:
         """The calls inside of a call, which stand before it."""

@@ -28,6 +28,8 @@ from torch_promote.recording.recording import OptimizerState
 from torch_promote.recording.values import Values
 
 UNKNOWN = "unknown"
+#: How the names of a group's parameters are recorded: "parameters of group 0".
+PARAMETERS = "parameters of "
 _T = TypeVar("_T")
 
 
@@ -120,7 +122,9 @@ class OptimizerStates:
             if found is None:  # a search of all objects in the process
                 found = self._searched[optimizer] = list(map(weakref.ref, _schedulers_and_scalers(optimizer)))
             self._others += [one for one in found if id(one()) not in known]
-        numbers = self._all_numbers(optimizer) | (self._unknown(optimizer) if first else {})
+        numbers = self._all_numbers(optimizer)
+        if first:
+            numbers |= self._unknown(optimizer) | self._members(optimizer)
         changed = {name: value for name, value in numbers.items() if self._numbers.get(name, self) != value}
         self._numbers |= changed
         tensors = self._values([optimizer]) if first else {}
@@ -172,6 +176,15 @@ class OptimizerStates:
         if _ask(lambda: self._tensors_of(optimizer), None) is not None:
             return {}
         return {f"state of {type(optimizer).__name__}{self._suffix(optimizer)}": UNKNOWN}
+
+    def _members(self, optimizer: torch.optim.Optimizer) -> dict[str, Argument]:
+        """The names of the parameters of each group, if all have one."""
+        groups = enumerate(optimizer.param_groups)
+        found = {
+            f"{PARAMETERS}group {i}{self._suffix(optimizer)}": (*map(self._name_of, one["params"]),)
+            for i, one in groups
+        }
+        return found if all(map(all, found.values())) else {}
 
     def _suffix(self, optimizer: torch.optim.Optimizer) -> str:
         """Tells the second and later optimizers from the first."""
