@@ -139,7 +139,7 @@ def test_find_nan_names_the_override_to_try(script: Path, capfd: Capture) -> Non
     code = f"step == 1 and torch.autocast('cpu', torch.float16)(torch.mm){arguments}"
     status, _, err = command_run(capfd, "find-nan", "train.py", "2", code)
     assert status == 1
-    cure = "to see whether it cures it: torch-promote find-nan"
+    cure = "to see whether it cures it:\n  torch-promote find-nan"
     assert f"{cure} --override mm.default=fp32 train.py 2 " in err
     outside = command_run(capfd, "find-nan", "train.py", "2", f"step == 1 and torch.mm{arguments}")
     assert (outside[0], cure in outside[2]) == (1, False)  # no region, in which an override would act
@@ -184,7 +184,7 @@ y.backward()
 def test_find_nan_points_to_fix_where_a_cure_moves_the_origin(script: Path, capfd: Capture) -> None:
     (script / "moved.py").write_text(MOVED)
     _, _, err = command_run(capfd, "find-nan", "moved.py")
-    assert err.endswith("if there is one: torch-promote find-nan --fix mine.toml moved.py\n")
+    assert err.endswith("if there is one:\n  torch-promote find-nan --fix mine.toml moved.py\n")
     _, _, err = command_run(capfd, "find-nan", "--override", "clamp.default=fp32", "moved.py")
     assert "backward, step 0" in err
     status, _, err = command_run(capfd, "find-nan", "--fix", "mine.toml", "moved.py")
@@ -207,9 +207,14 @@ def test_find_nan_tries_the_cures_and_writes_the_policy(script: Path, capfd: Cap
     status, out, err = command_run(capfd, "find-nan", "--fix", "mine.toml", "--html", "nan.html", "fixed.py")
     assert (status, out) == (0, "not finite\nfinite\n")
     assert "torch-promote: runs it again with --override add.Tensor=fp32\n" in err
-    assert err.endswith("torch-promote: to use it: torch-promote run --policy mine.toml fixed.py\n")
+    assert err.endswith("torch-promote: to use it:\n  torch-promote run --policy mine.toml fixed.py\n")
     assert tp.Policy.load(script / "mine.toml") == tp.Policy.stock().override({"add.Tensor": "fp32"})
     assert command_run(capfd, "run", "--policy", "mine.toml", "fixed.py")[1] == "finite\n"
+    (script / "mine.toml").unlink()
+    assert command_run(capfd, "find-nan", "--fix", "fixed.py")[0] == 0
+    assert (script / "mine.toml").exists()
+    _, _, err = command_run(capfd, "find-nan", "--override=add.Tensor=fp32", "fixed.py")
+    assert err.endswith("torch-promote: to use it:\n  torch-promote run --override add.Tensor=fp32 fixed.py\n")
     assert "no inf or NaN" in (script / "nan.html").read_text()
 
     (script / "hopeless.py").write_text("import torch\ntorch.zeros(2).log() * 0\n")
@@ -274,10 +279,11 @@ def test_find_nan_of_a_program_that_ctrl_c_ends(script: Path, capfd: Capture, op
     mm = "torch.autocast('cpu', torch.float16)(torch.mm)(torch.ones(2, 2) * 300, torch.ones(2, 2) * 300)"
     (script / "stopped.py").write_text(f"import torch\n{mm}\nraise KeyboardInterrupt\n")
     status, _, err = command_run(capfd, "find-nan", *options, "stopped.py")
-    lines = err.splitlines()[-2 - len(options[1:]) :]
+    lines = err.splitlines()[-3 - len(options[1:]) :]
     assert status == 130
-    assert lines.pop(0).endswith(": torch-promote find-nan --override mm.default=fp32 stopped.py")
-    assert lines.pop(0).endswith(": torch-promote find-nan --fix mine.toml stopped.py")
+    assert lines.pop(0) == "  torch-promote find-nan --override mm.default=fp32 stopped.py"
+    assert lines.pop(0).endswith("if there is one:")
+    assert lines.pop(0) == "  torch-promote find-nan --fix mine.toml stopped.py"
     assert lines == ["torch-promote: mine.toml is not written: SIGINT ended the program."][: len(lines)]
     assert len(lines) == len(options[1:])
     assert not (script / "mine.toml").exists()

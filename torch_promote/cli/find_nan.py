@@ -65,7 +65,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--fix",
         metavar="F.toml",
         type=file(".toml"),
-        help="run the program again with each cure, until there is no origin, and write the policy that cured it",
+        help="run the program again with each cure, until there is no origin, and write the policy that cured it; "
+        "mine.toml if no name stands before the program",
     )
     add_record_options(parser)
 
@@ -98,10 +99,15 @@ def run(arguments: argparse.Namespace) -> int:
         is_killed = outcome.status < 0  # by Ctrl-C, for example
         if arguments.fix is None or is_killed:
             for cure in cures:
-                say(f"torch-promote: to see whether it cures it: torch-promote find-nan {cure} {_program(arguments)}")
+                say(
+                    f"torch-promote: to see whether it cures it:\n  torch-promote find-nan {cure} {_program(arguments)}"
+                )
             if cures:
                 what = "to try it, and then what cures the next origin, if there is one"
-                say(f"torch-promote: {what}: torch-promote find-nan --fix mine.toml {_program(arguments)}")
+                say(f"torch-promote: {what}:\n  torch-promote find-nan --fix mine.toml {_program(arguments)}")
+            if arguments.override and not found and not status:
+                options = _options(arguments.override)
+                say(f"torch-promote: to use it:\n  torch-promote run{options} {_program(arguments)}")
             if arguments.fix is not None:
                 why = f"{signal.Signals(-outcome.status).name} ended the program"
                 say(f"torch-promote: {arguments.fix} is not written: {why}.")
@@ -135,7 +141,8 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.override = cured[min(cured)]
         _policy(arguments).save(arguments.fix)
         say(f"torch-promote: wrote {arguments.fix}. With it, no origin was found in the same steps.")
-        say(f"torch-promote: to use it: torch-promote run --policy {shlex.quote(arguments.fix)} {_program(arguments)}")
+        policy = shlex.quote(arguments.fix)
+        say(f"torch-promote: to use it:\n  torch-promote run --policy {policy} {_program(arguments)}")
         return 0
 
 

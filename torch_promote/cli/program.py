@@ -50,6 +50,8 @@ COMMANDS = {
 }
 #: The commands whose command line ends in a program.
 _RUN_A_PROGRAM = ("run", "trace", "find-nan")
+#: The value of an option that the program follows at once.
+_VALUES = {"--fix": "mine.toml"}
 #: The environment variables TORCH_PROMOTE_..., with those that the commands set for a program.
 _VARIABLES = (
     *("AUTOCAST", "POLICY", "MODEL", "OVERRIDES", "CACHE", "CHECK_CASTS", "KNOWN_GAPS", "BUILD_DIR", "CXXFLAGS"),
@@ -195,8 +197,9 @@ def _end_without_command(parser: argparse.ArgumentParser, argv: Sequence[str]) -
     parser.error(f"name a COMMAND before its options. Legal: {', '.join(COMMANDS)}")
 
 
-def _start_of_program(parser: argparse.ArgumentParser, argv: Sequence[str]) -> int:
+def _start_of_program(parser: argparse.ArgumentParser, argv: list[str]) -> int:
     """Returns the position of the program, which follows our options: of `-m train` or `--` for example."""
+    # An option of `_VALUES` gets its value if the program follows at once.
     with_value = {name: one for one in parser._actions if one.nargs is None for name in one.option_strings}
     position = 0
     while position < len(argv):
@@ -204,7 +207,9 @@ def _start_of_program(parser: argparse.ArgumentParser, argv: Sequence[str]) -> i
         if not word.startswith("-") or word in ("-", "--") or word.startswith(("-m", "-c")):
             break
         for value in argv[position + 1 : position + 2] if word in with_value else ():
-            if value.endswith(".py") and with_value[word].dest != "read":
+            if value.endswith(".py") and word in _VALUES:
+                argv.insert(position + 1, _VALUES[word])
+            elif value.endswith(".py") and with_value[word].dest != "read":
                 usage = f"{word} {with_value[word].metavar} {value}"
                 parser.error(f"{value} was taken as the value of {word}. Write it before the program: {usage}")
         position += 2 if word in with_value else 1
