@@ -113,7 +113,7 @@ AMBIGUOUS = {
     ),
     "two models in a wrapper": (
         "in_region(Wrapper(Net(), Net()))",
-        "the program runs two models that have them: Net ('inner.1') and Net. In the program, say which "
+        "the program runs two models that have them: Net ('inner.0') and Net ('inner.1'). In the program, say which "
         "one is meant: policy.apply_to(model).",
     ),
 }

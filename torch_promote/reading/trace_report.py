@@ -224,7 +224,7 @@ class TraceReport(Recording, Report):
         if nonfinite.calls:
             first = self.first_nonfinite
             where = "" if first is None else f"first: {describe_call(first, self)}"
-            yield "calls with inf or NaN", f"{nonfinite.calls:,}", where
+            yield "calls with inf or NaN", f"{nonfinite.calls:,} of the program", where
         phases = (f"{of_model.phases[phase]:,} {phase}" for phase in get_args(Phase) if of_model.phases[phase])
         others = total.calls - of_model.calls
         more = [f"and {others:,} more of optimizers"] if others and of_model.calls else []

@@ -526,8 +526,8 @@ class _Follower:
         for root in roots:
             kind = type(root), [*_names(root).values()]
             if not self._model and (len(roots) > 1 or (self._kind or kind) != kind):
-                others = [f"{type(one).__name__} ({names[one][0]!r})" for one in roots[1:]]
-                text = self._ambiguous([*others, (self._kind or kind)[0].__name__][0], type(root).__name__)
+                shown = [f"{type(one).__name__} ({names[one][0]!r})".removesuffix(" ('')") for one in roots]
+                text = self._ambiguous(*[(self._kind or kind)[0].__name__] * (len(roots) == 1), *shown[:2])
                 self._error = PolicyError(text)
                 raise self._error  # at each call: a program that catches it does not go on without the policy
             self._kind = kind
@@ -561,8 +561,9 @@ class _Follower:
         return paths.issuperset(exact) and all(_selects(key, own) for key in others)
 
     def _ambiguous(self, one: str, other: str) -> str:
-        remedy = f"Say which one is meant by its class: --model {other}, or TORCH_PROMOTE_MODEL={other}."
-        if one.partition(" ")[0] == other:
+        of_other = other.partition(" ")[0]
+        remedy = f"Say which one is meant by its class: --model {of_other}, or TORCH_PROMOTE_MODEL={of_other}."
+        if one.partition(" ")[0] == of_other:
             remedy = "In the program, say which one is meant: policy.apply_to(model)."
         return (
             f"the policy has tables for modules ({self._spelled()}), and the program runs two models that have them: "
