@@ -132,6 +132,8 @@ def build(torches: Sequence[str], only_extensions: bool, folder: Path) -> None:
         options = ("--plat", PLATFORM, "--only-plat", "--exclude", "lib*")  # PyTorch has the libraries
         call(sys.executable, "-m", "auditwheel", "repair", *options, "-w", base / "repaired", wheel, PATH=path)
         (wheel,) = (base / "repaired").glob("*.whl")
+    else:
+        print("This Python has no auditwheel: the wheel keeps the tag linux_x86_64, which package indexes refuse.")
     target = Path(shutil.copy2(wheel, folder))
     size = target.stat().st_size
     print(f"{target} ({size / 2**20:.1f} MiB, {len(pythons)} extension{'s' * (len(pythons) != 1)})")
