@@ -53,9 +53,9 @@ ARGUMENTS_OF_REGIONS = "Legal: device_type, dtype, enabled, cache_enabled, cache
 MISUSES: list[tuple[Callable[[], object], type[Exception], str]] = [
     # names
     (lambda: api.autocast, AttributeError, "has no attribute 'autocast'. Closest: my_autocast"),
-    (lambda: api.find_nan, AttributeError, "has no attribute 'find_nan'. Closest: find_nonfinite."),
-    (lambda: api.trce, AttributeError, "has no attribute 'trce'. Closest: trace."),
-    (lambda: api.GradScaler, AttributeError, "module 'torch_promote' has no attribute 'GradScaler'."),
+    (lambda: api.find_nan, AttributeError, "has no attribute 'find_nan'. Closest: find_nonfinite"),
+    (lambda: api.trce, AttributeError, "has no attribute 'trce'. Closest: trace"),
+    (lambda: api.GradScaler, AttributeError, "module 'torch_promote' has no attribute 'GradScaler'"),
     # arguments of regions
     (
         region(override={"mm": "fp32"}),

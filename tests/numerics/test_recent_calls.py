@@ -172,6 +172,16 @@ def test_a_number_with_which_the_kernel_computes_as_it_is(program: Callable[[tor
     assert "in float16" not in " ".join(report.origin.text)
 
 
+def test_a_mask_that_makes_more_values_infinite_than_in_float32() -> None:
+    bias = torch.tensor([-INF, LOWEST, LOWEST, 0.0], dtype=HALF)
+    report = find(lambda: (linear(-200)[:, :1] + bias)[:, :3].softmax(-1), HALF)
+    assert report.origin is not None
+    assert (report.origin.op, report.origin.kind) == ("aten::add", "overflow in the op")
+    assert "2 more values of the result are infinite in float16" in str(report)
+    assert "clamp the sum: clamp(min=torch.finfo(dtype).min)" in str(report)
+    assert "The inputs are finite" not in str(report)
+
+
 def test_without_a_region_the_code_is_to_change() -> None:
     with tp.find_nonfinite() as report:
         own_softmax(torch.full((1, 2), -20.0))

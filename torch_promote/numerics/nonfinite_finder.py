@@ -54,7 +54,7 @@ from torch_promote.numerics.nonfinite import (
     tell_line,
     tell_where,
 )
-from torch_promote.numerics.recent_calls import WITHOUT_REGION, RecentCalls, tell_constants
+from torch_promote.numerics.recent_calls import CLAMP_MASKS, SUMS, WITHOUT_REGION, RecentCalls, tell_constants
 from torch_promote.numerics.step_state import repeat
 from torch_promote.observe.call import Call
 from torch_promote.observe.observer import CallObserver, CastingCall, OpenCall
@@ -473,6 +473,10 @@ _BACKWARD_WITHOUT_REGION = (
 )
 _TOO_LARGE = "What its result goes to has to be float32, too: it is too large for {dtype}."
 _PASSES_NAN = "The program itself passes NaN."
+_MORE_INFINITE = (
+    "Arguments have infinite values. {count:,} more values of the result are infinite in {dtype}, and not if the call "
+    "is repeated in float32."
+)
 _OFTEN = f"Such a call has made inf or NaN {_MOST_LOOKS} times before: the calls before it were not repeated again."
 
 
@@ -898,7 +902,10 @@ class NonfiniteFinder:
                     self._add_benign("mask", call, watched.nonfinite)
                 if call.op in _EXPONENTIALS and inputs[0][1] != math.inf:  # exp turns a mask's -inf into 0
                     return self._kind(watched, finite=True)
-                return Verdict("overflow in the op", call.name) if self._exceeds_float32(watched) else None
+                more = self._beyond_float32(watched)
+                text = _MORE_INFINITE.format(count=more, dtype=dtype_name(_lower_dtype(watched)))
+                texts = (text, CLAMP_MASKS) if call.op.removesuffix("_") in SUMS else (text,)
+                return Verdict("overflow in the op", call.name, text=texts) if more > 0 else None
             if self._is_mask(watched):
                 self._add_benign("mask", call, watched.nonfinite)
                 return None
@@ -913,12 +920,12 @@ class NonfiniteFinder:
         return asks_for_infinity(watched.args) or not numbers or lowest
 
     @staticmethod
-    def _exceeds_float32(watched: WatchedCall) -> bool:
-        """Whether a call in a lower dtype makes more values infinite than in float32."""
+    def _beyond_float32(watched: WatchedCall) -> int:
+        """How many more values a call in a lower dtype makes infinite than in float32; 0 if that is not known."""
         if not any(tensor.dtype in LOWER_DTYPES for tensor in watched.results):
-            return False
+            return 0
         wider = watched.again(torch.float32)
-        return wider is not None and _count_infinite(watched.results) > _count_infinite(wider)
+        return 0 if wider is None else _count_infinite(watched.results) - _count_infinite(wider)
 
     def _only_scaled(self, watched: WatchedCall) -> bool:
         """Whether the result would be finite without GradScaler's scale."""

@@ -53,6 +53,8 @@ _NUMBERS = (torch.float32, torch.float64, torch.int64)
 _MOST_TRIED = 64
 
 WITHOUT_REGION = "No region was open: to compute it in float32, convert its arguments with .float()."
+SUMS = ("aten::add", "aten::sub")
+CLAMP_MASKS = "Of masks, clamp the sum: clamp(min=torch.finfo(dtype).min)."
 _OF_BACKWARD = (
     "The same call in float32 is not finite either. A backward may have made what it reads, and its calls are not "
     "repeated here: whether one of them lost the number is not known."
@@ -375,8 +377,8 @@ class RecentCalls:
             return text, *made, *(_tell_data(before) if source is None else ())
         texts = [f"Its arguments are finite, its result is not. Therefore {tell_where(call)}, is not finite.", text]
         kind: NonfiniteKind = "overflow in the op" if _fits_float32(overflow) else "mathematics"
-        if kind == "mathematics" and overflow.call.op.removesuffix("_") in ("aten::add", "aten::sub"):
-            texts.append("Of masks, clamp the sum: clamp(min=torch.finfo(dtype).min).")
+        if kind == "mathematics" and overflow.call.op.removesuffix("_") in SUMS:
+            texts.append(CLAMP_MASKS)
         return self._told(overflow, kind, (), texts)
 
     def _tell_maker(self, target: RecentCall) -> list[str]:
