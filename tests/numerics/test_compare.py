@@ -723,7 +723,7 @@ def test_identical_results_of_a_lower_dtype_say_nothing_of_the_reference() -> No
             assert "The results are identical: no op ran in another dtype than in the reference. runs" in text
             assert "The program's own tensors are bfloat16, in the reference, too." in text
         else:
-            assert "No op has an error, and the results are identical. " in text
+            assert "No op that was compared has an error, and the results are identical. " in text
             assert "The program's own tensors" not in text
 
 

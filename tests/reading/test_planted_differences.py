@@ -631,6 +631,37 @@ def arguments(program: Program, op: str, **both: tuple[Any, Any]) -> Planted:
 
 WEIGHT = Planted(another_weight, "weight", "aten::linear", "2", "2.weight", step=0)
 
+
+MEAN = torch.tensor([123.0, 116.0, 103.0])
+
+
+class Pictures(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
+    """Prepares a picture by two ops, in one order or the other."""
+
+    def __init__(self, flips_first: bool) -> None:
+        self.flips_first = flips_first
+        self.all = torch.arange(288, dtype=torch.uint8).view(24, 3, 4)
+        self.labels = torch.arange(24) % 2
+
+    def __len__(self) -> int:
+        return len(self.all)
+
+    def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
+        x = self.all[i].float()
+        x = x.flip(0) - MEAN[:, None] if self.flips_first else (x - MEAN[:, None]).flip(0)
+        return x / 58.0, self.labels[i]
+
+
+def two_ops_of_a_dataset(k: int) -> None:
+    loader = torch.utils.data.DataLoader(Pictures(bool(k)), batch_size=8, shuffle=True)
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for x, y in loader:
+        functional.cross_entropy(model(x).mean(1), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 PLANTED: dict[str, Planted] = {
     "a weight": WEIGHT,
     "an initialization": Planted(another_initialization, "weight", "aten::linear", "", "weight", never=("draws",)),
@@ -763,6 +794,7 @@ PLANTED: dict[str, Planted] = {
         says="B calls aten::lerp_ in (model), test_",
         never=("Only", "such"),
     ),
+    "two ops of a dataset": Planted(two_ops_of_a_dataset, "structure", says="in another place than", never=("index",)),
     "parts of a batch": Planted(parts_of_a_batch, "arguments", "aten::slice", step=0, never=("relative L2 0)",)),
     "a target": Planted(
         lambda k: functional.cross_entropy(net()(batch()), torch.tensor([0, 1 + k] * 4)),

@@ -261,7 +261,7 @@ class Comparison(Report):
         if worst is None or not (worst.error or any(site.local or site.nonfinite for site in self.sites)):
             if any(note.startswith(NOTHING) for note in self.notes):
                 return "The results are identical: no op ran in another dtype than in the reference."
-            return "No op has an error, and the results are identical."
+            return "No op that was compared has an error, and the results are identical."
         if not worst.error:
             return "The results are identical, although ops have errors."
         if not math.isfinite(worst.error):

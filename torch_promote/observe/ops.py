@@ -437,4 +437,6 @@ def is_fake(tensor: torch.Tensor) -> bool:
 
 def is_traced() -> bool:
     """Whether torch.compile, which calls ops of its own then, or torch.jit.trace, which records ours, is tracing."""
-    return torch._C._get_tracing_state() is not None or torch._guards.TracingContext.try_get() is not None
+    guards = torch._guards  # the second context is that of all of a compilation, such as of Inductor's patterns
+    compiles = guards.TracingContext.try_get() is not None or guards.CompileContext.try_get() is not None
+    return compiles or torch._C._get_tracing_state() is not None

@@ -107,6 +107,10 @@ class Fact:
     alone: tuple[int, int] = (0, 0)
 
 
+def _place_of_call(call: Call) -> tuple[str, str, str]:
+    return call.name, call.module, call.phase
+
+
 class Walk:
     """Walks through two runs."""
 
@@ -351,7 +355,20 @@ class Walk:
             first = made.get(fact.step, place) if fact.kind == "arguments" else drawn.get(place, len(self.facts))
             return fact.step, not starts, min(place, first - 0.5)
 
-        self.facts = [self.facts[place] for place in sorted(range(len(self.facts)), key=rank)]
+        ordered = [self.facts[place] for place in sorted(range(len(self.facts)), key=rank)]
+        self.facts = [fact for fact in ordered if not self._is_misaligned(fact)] or ordered
+
+    def _is_misaligned(self, fact: Fact) -> bool:
+        """Whether the calls of a step have the same arguments in both runs, of which one is aligned with another."""
+        if fact.kind != "arguments" or fact.one is None or fact.other is None:
+            return False
+        given = []
+        for run, call in ((self.one, self.one.calls[fact.one]), (self.other, self.other.calls[fact.other])):
+            own = (run.calls[k] for k in run.own if run.steps[k] == fact.step)
+            given.append(
+                [one.arguments for one in own if _place_of_call(one) == _place_of_call(call)],
+            )
+        return given[0] == given[1]
 
     def _call_of(self, fact: Fact) -> Call | None:
         """The call that a fact names."""

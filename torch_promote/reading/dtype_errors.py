@@ -475,7 +475,7 @@ def _with_autocast_off(call: Call, text: str) -> Cure:
 
 #: In which code to cast, if the program's line makes the call, calls a function of PyTorch's, or calls a graph.
 _AT_LINE, _CALLING, _OF_COMPILED = ", at that line", " that calls it", " of that function"
-_IN_GRAPH = "No override acts while a graph runs. "
+_IN_GRAPH = "An override acts only where the function is compiled. "
 _UNCOMPILED = "With TORCH_COMPILE_DISABLE=1, `torch-promote trace` names the call and its line, and tries what it can."
 
 
@@ -695,6 +695,10 @@ def _of_error(error: BaseException) -> str:
     call = None if last is None else _written_call(last, path, short_line(line))
     if call is None:  # such as an error that a program raises itself
         return ""
+    shown_dtypes = {one.dtype for one in call.inputs if _is_float(one.dtype)}
+    if _is_of_two(text) and len(call.inputs) > 1 and len(shown_dtypes) < 2:
+        # Such as weights that functional_call has put back, or the tangents of a forward-mode derivative.
+        return f"{call.op}, at {where}. The tensors that the traceback shows have one dtype. {ask}".rstrip()
     shown = f"{call.op} of {_tensors(call.inputs)}" if call.inputs else call.op
     code = _OF_COMPILED if compiled else _CALLING if below else _AT_LINE
     if code is _CALLING:  # whose names these are
@@ -736,6 +740,11 @@ _ABOUT_DTYPES = re.compile(
     r"tensors but got|Type promoting",
     re.IGNORECASE,
 )
+
+
+def _is_of_two(text: str) -> bool:
+    """Whether the text of an error is of two dtypes that differ, and not of one that an op lacks."""
+    return is_about_dtypes(text) and not re.search("not implemented|Low precision|Unsupported dtype|types other", text)
 
 
 def is_about_dtypes(text: str) -> bool:

@@ -290,6 +290,8 @@ class _Explainer:
         is_lower = any("float16" in text.split(" -> ")[0] for text in group.dtypes)  # or bfloat16
         if not other or (other == "lower" and not is_lower):  # it got float32, so there is no cast to avoid
             return ""
+        if all("float64" in text.split(" -> ")[0] for text in group.dtypes):
+            return f"The arguments of {op} are float64, which autocast does not cast: convert them in the code."
         if other == "lower" and self.kind != "op" and is_delicate(op):
             return ""
         if why_illegal(op, CastPolicy(other)) is not None:  # such as an op of a library that is not imported

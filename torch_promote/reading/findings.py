@@ -96,7 +96,8 @@ def savings(calls: Sequence[Call]) -> list[Saving]:
     by_op: dict[str, list[int]] = defaultdict(list)
     for call in calls:
         floating = [dtype_name(info.dtype) for info in call.inputs if info.dtype.is_floating_point]
-        if call.policy_name in _FP32_POLICIES and all(map(_is_lower, floating)) and not is_delicate(call.op):
+        plain = not (is_delicate(call.op) or "complex" in call.op)  # which has no kernel for bfloat16
+        if call.policy_name in _FP32_POLICIES and all(map(_is_lower, floating)) and plain:
             by_op[call.op] += [cast.bytes for cast in call.casts if not cast.reused and _widens(cast)]
     found = [
         (
@@ -325,7 +326,8 @@ def lost_addends(report: Recording) -> str:
             is_weight = source < 0 and report.sources[-1 - source].kind == "parameter" and call.op.endswith("_")
             if change is not None and change > smaller / (4 if is_weight else 2):
                 key = call.op, call.line, dtype_name(call.outputs[0].dtype)
-                found.setdefault(key, []).append(change / smaller)
+                # At most all of it, if the other term is a number of that dtype: the rest is the estimate's error.
+                found.setdefault(key, []).append(min(change / smaller, 1.0))
     told = [
         f"{op.partition('::')[2]} at {short_line(line)}: rounding to {dtype} changes the sum by about "
         f"{max(shares):.2g} times the norm of its smaller term, in {len(shares):,} call{'s' * (len(shares) > 1)}. A "
@@ -346,12 +348,13 @@ def coarse_numbers(report: Recording) -> str:
         facts, what, least = facts_of(call.name), "numbers", 2.0
         if op in ("sin", "cos", "tan") and inputs[0].dtype is call.outputs[0].dtype:
             known, what, least = _values_read(report, report.reads[number][0]), "angles", 0.25
-        elif op != "arange":
+        elif op not in ("arange", "linspace"):
             dtype = inputs[0].dtype if inputs and (facts.is_copy or facts.is_cast or op == "type_as") else torch.bool
             if dtype is torch.bool or dtype.is_floating_point or dtype.is_complex:
                 continue
         if known is not None and known.count > 1 and known.amax:
-            gap = 2.0 ** math.floor(math.log2(known.amax)) * torch.finfo(call.outputs[0].dtype).eps
+            # Below the largest one, which may be rounded up to a power of 2.
+            gap = 2.0 ** (math.ceil(math.log2(known.amax)) - 1) * torch.finfo(call.outputs[0].dtype).eps
             if gap >= least:
                 at = f"{op} at {short_line(call.line)}: {what} up to {known.amax:g}, where those of"
                 found.setdefault((op, call.line), f"{at} {dtype_name(call.outputs[0].dtype)} are {gap:g} apart.")
