@@ -591,3 +591,18 @@ def test_ten_thousand_results_take_less_than_a_minute_and_two_gigabytes() -> Non
     assert found.matched > 0.99
     assert time.process_time() - started < 60
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2 << 20  # KiB
+
+
+def test_weights_of_a_port_without_modules_are_not_compared() -> None:
+    model, x = nn.Linear(8, 8), torch.randn(4, 8)
+    weights = [one.detach().clone() for one in model.parameters()]
+
+    def run(function: Callable[[], Tensor]) -> Any:
+        with tp.trace(values=True) as report:
+            function()
+        return report
+
+    match = run(lambda: model(x).tanh()).diff(run(lambda: nn.functional.linear(x, *weights).tanh()), match=True)
+    assert match.outputs_match
+    assert match.weights == {}
+    assert "Weights were not compared: B reads none that is a module's." in match.evidence

@@ -183,7 +183,7 @@ class _Explainer:
                 module,
                 group.calls,
                 spell(group.dtypes, "text"),
-                spell(group.policies + group.rules, "text"),
+                spell(Counter({short_source(one): n for one, n in (group.policies + group.rules).items()}), "text"),
                 group.casts,
                 group.reused,
                 group.bytes,

@@ -755,7 +755,10 @@ class _Answer:
         self.pairing = pairing
         self.one, self.other = self.sides = pairing.sides
         weights = [_weights_of(side) for side in self.sides]
-        found = _pair_weights(*weights)
+        self.evidence: list[str] = []
+        if weights[0] and not weights[1]:
+            self.evidence.append("Weights were not compared: B reads none that is a module's.")
+        found = _pair_weights(*weights) if weights[1] else {}
         self.weights = {name: text for name, (text, _) in found.items()}
         self.weights_of_b = {name: names for name, (_, names) in found.items()}
         named = set(itertools.chain(*self.weights_of_b.values()))
@@ -763,7 +766,6 @@ class _Answer:
         self.wrong_ends: list[str] = []  # outputs, losses and gradients, as sentences
         self.lacking: list[int] = []  # the outputs of A without a counterpart
         self.skipped: list[int] = []  # calls of A before the first difference that have no counterpart either
-        self.evidence: list[str] = []
 
     def match(self) -> Match:
         self._compare_ends()
