@@ -137,6 +137,22 @@ def test_what_run_says_is_in_the_table(
         assert "--override" not in said or "Where autocast is on: --override" in said
 
 
+def test_tensors_of_one_dtype_are_not_those_of_an_error_of_two(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """functional_call puts the weights back before the error reaches `run`."""
+    model = torch.nn.Linear(4, 4).bfloat16()
+    weights = {name: one.detach().float() for name, one in model.named_parameters()}
+    with pytest.raises(RuntimeError, match="dtype") as raised:
+        torch.func.functional_call(model, weights, torch.ones(2, 4, dtype=torch.bfloat16))
+    monkeypatch.setattr("sys.last_value", raised.value, raising=False)
+    say_at_exit()
+    said = capsys.readouterr().err
+    assert "aten::linear, at test_troubleshooting.py" in said
+    assert "The tensors that the traceback shows have one dtype. `torch-promote trace` names the call" in said
+    assert "bfloat16" not in said
+
+
 FUNCTION = """
 class Product(torch.autograd.Function):
     @staticmethod

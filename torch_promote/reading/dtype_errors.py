@@ -744,7 +744,7 @@ _ABOUT_DTYPES = re.compile(
 
 def _is_of_two(text: str) -> bool:
     """Whether the text of an error is of two dtypes that differ, and not of one that an op lacks."""
-    return is_about_dtypes(text) and not re.search("not implemented|Low precision|Unsupported dtype|types other", text)
+    return is_about_dtypes(text) and not _NEEDS_FLOAT32.search(text)
 
 
 def is_about_dtypes(text: str) -> bool:
