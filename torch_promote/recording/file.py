@@ -348,7 +348,6 @@ class _Reader:
         self._values: list[Values] = []
         self._arguments: list[tuple[tuple[str, Any], ...]] = []
         self._known: dict[tuple[TensorInfo, ...], tuple[TensorInfo, ...]] = {}
-        self._threads = 0
         self._started = 0
 
     def read(self, lines: list[bytes]) -> dict[str, Any] | None:
@@ -357,7 +356,7 @@ class _Reader:
             "module": lambda data: self._modules.append(decode(str, data)),
             "tensor": lambda data: self._tensors.append(decode(TensorInfo, data)),
             "kind": self._read_kind,
-            "thread": self._read_thread,
+            "thread": lambda data: None,  # a call has its number
             "arguments": lambda data: self._arguments.append(arguments_of(decode(Mapping[str, Any], data))),
             "values": lambda data: self._values.append(Values.from_json(data)),
             "source": self._read_source,
@@ -378,9 +377,6 @@ class _Reader:
             except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
                 raise ValueError(f"line {number} is wrong ({type(error).__name__}: {error})") from error
         return None
-
-    def _read_thread(self, data: Any) -> None:
-        self._threads += 1
 
     def _read_environment(self, data: Any) -> None:
         self._report.environment = decode(dict[str, str], data)

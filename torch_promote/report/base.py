@@ -191,18 +191,12 @@ class Report:
 
     `print(report)` writes plain text of 100 columns; `rich.print(report)` adapts to the terminal and has colours; a
     notebook shows the page.
-
-    Attributes:
-        NOUN: The name of such a report, for errors: "comparison".
-        FORMAT: The "format" of its JSON.
-        VERSION: The "version" of its JSON.
-        NOT_LOADED: Why `load` reads no such report, with "{path}" for the file; "" if it does.
     """
 
-    NOUN: ClassVar[str] = "report"
-    FORMAT: ClassVar[str] = "torch_promote report"
+    NOUN: ClassVar[str] = "report"  # what errors call it
+    FORMAT: ClassVar[str] = "torch_promote report"  # in its JSON, with the version
     VERSION: ClassVar[int] = 1
-    NOT_LOADED: ClassVar[str] = ""
+    NOT_LOADED: ClassVar[str] = ""  # why `load` reads no such report, with "{path}" for the file; "" if it does
 
     def content(self) -> Content:
         """Returns all that the report says to people."""
