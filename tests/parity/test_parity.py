@@ -31,7 +31,7 @@ from helpers.subprocesses import environment, run_python
 from torch_promote import my_autocast
 from torch_promote.checking import expectation
 from torch_promote.cli.program import main
-from torch_promote.errors import OptionError
+from torch_promote.errors import OptionError, TorchPromoteError
 from torch_promote.parity import runner
 from torch_promote.parity.model import Entry, EntryResult, Options
 from torch_promote.parity.report import ParityReport, about, merged
@@ -79,7 +79,7 @@ def test_every_row_agrees_and_is_reached_where_it_has_a_policy(device: str, lowe
         ({"device": "gpu", "stock_only": True}, "this PyTorch cannot make a tensor on device 'gpu'"),
         ({"device": "meta", "stock_only": True, "ops": ("aten::*",)}, "no entry is called 'aten::*'."),
         ({"ops": ("aten::mn",)}, "no entry is called 'aten::mn'. Closest: aten::mv, aten::mm, aten::tan."),
-        ({"dtypes": ("floot32",)}, "'floot32' is not a dtype of PyTorch. Closest: float32, float, cfloat."),
+        ({"dtypes": ("floot32",)}, "dtype 'floot32' is not the name of a dtype. Closest: float32. Names are those"),
         ({"ops": ("aten::mm",), "dtypes": ("int8",)}, "no sample of the selected entries has dtype 'int8'. Legal: "),
         ({"ops": ("add", "aten::mm"), "dtypes": ("int8",)}, "no sample of 'aten::mm' has one of the dtypes int8."),
         ({"ops": ("mm", "aten::mm"), "sample": "float32/0/plain"}, "--sample 'float32/0/plain' needs one entry, but"),
@@ -88,7 +88,7 @@ def test_every_row_agrees_and_is_reached_where_it_has_a_policy(device: str, lowe
     ],
 )
 def test_a_selection_that_is_not_possible(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(OptionError, match=f"^{re.escape(message)}"):
+    with pytest.raises(TorchPromoteError, match=f"^{re.escape(message)}"):
         entries(Options(**options))
 
 

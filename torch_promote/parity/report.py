@@ -62,19 +62,16 @@ class ParityReport(Report):
 
     @property
     def stale(self) -> list[str]:
-        """The known gaps that explain nothing: those of entries, then `stale_listed`."""
-        return [*(gap for result in self.results.values() for gap in result.stale), *self.stale_listed]
-
-    @property
-    def stale_listed(self) -> list[str]:
-        """The stale gaps that belong to no entry: of entries that do not exist, or of single calls. Of a whole run."""
+        """The known gaps that explain nothing: those of entries; of a whole run, those that belong to none as well."""
+        of_entries = [gap for result in self.results.values() for gap in result.stale]
         if not (self.whole and self.options.full):
-            return []
+            return of_entries
         names = [result.entry.name for result in self.results.values()]
         seen = list(map(row_name, self.counted("checked")))
         gaps, explained = known_gaps(), self.counted("gaps")
         listed: list[SampleGap | Nondeterministic] = [*gaps.samples, *gaps.nondeterministic]
         return [
+            *of_entries,
             *(
                 f"{gap.entry}: a known gap names this entry, which does not exist ({gap.reason})"
                 for gap in listed
@@ -99,11 +96,6 @@ class ParityReport(Report):
         """The rows with a policy on the device whose policy applied to no call."""
         seen = set(self.rows)
         return [row for row in _rows_with_a_policy(self.options.device_type) if row not in seen]
-
-    @property
-    def unreached(self) -> list[str]:
-        """The rows that a whole run with all samples did not reach."""
-        return self.rows_not_reached if self.whole and self.options.full else []
 
     def counted(self, name: str) -> Counter[str]:
         """Adds up one of the results' mappings: "gaps", "nondeterministic", "checked" or "no_rule"."""
@@ -145,7 +137,7 @@ class ParityReport(Report):
             return _FOUND
         if not self.counted("checked") or not any(result.samples > result.refused for result in self.results.values()):
             return _NOTHING_CHECKED
-        return _FOUND if self.unreached else _OK
+        return _FOUND if self.rows_not_reached and self.whole and self.options.full else _OK
 
     def content(self) -> Content:
         """Returns all that the report says to people: totals, mismatches, known gaps, and what was not compared."""
