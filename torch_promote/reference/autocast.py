@@ -58,8 +58,6 @@ class AutocastState:
         overrides: Policies by the overload's full name, such as `aten::mm`: for every device type, or by device type.
             For other ops, the table's policies apply.
         inference_mode: Whether inference mode is on, in which no cast is cached or reused.
-        keeps_more: Whether `my_autocast` also keeps casts that PyTorch repeats at each use: of half-precision weights,
-            frozen parameters, and in inference mode. This assumes that no other tensor shares their data.
         cached: The valid casts in the cache: weights, and the dtypes that they were cast to.
 
     Example:
@@ -74,7 +72,6 @@ class AutocastState:
     cache_enabled: bool = True
     overrides: Overrides = field(default_factory=lambda: MappingProxyType({}))
     inference_mode: bool = False
-    keeps_more: bool = False
     cached: tuple[tuple[torch.Tensor, torch.dtype], ...] = field(default=(), compare=False)
 
     @classmethod
@@ -307,10 +304,7 @@ def _casts(
     for path, tensor, to in targets:
         if tensor.dtype is to or not _eligible(tensor, device, with_doubles):
             continue
-        cacheable = state.cache_enabled and (
-            (not state.inference_mode and _is_weight(tensor))
-            or (state.keeps_more and _gives_own_results(call.signature.name) and _is_known_weight(tensor))
-        )
+        cacheable = state.cache_enabled and not state.inference_mode and _is_weight(tensor)
         served = any(weight is tensor and dtype is to for weight, dtype in cached)
         yield Cast(path, tensor.dtype, to, cacheable, cacheable and served)
         cached.append((tensor, to))
@@ -392,7 +386,7 @@ def _eligible(tensor: torch.Tensor, device: str, with_doubles: bool = False) -> 
 
 
 def _is_weight(tensor: torch.Tensor) -> bool:
-    """Whether stock's cache mode keeps casts of a tensor."""
+    """Whether the cache keeps casts of a tensor in stock's mode."""
     # Not modelled: PyTorch does not cache casts of tensors that belong to a CUDA graph. PyTorch checks whether
     # inference mode is on; this package also excludes tensors created in inference mode, which have no version counter.
     # Source: aten/src/ATen/autocast_mode.cpp, cached_cast (v2.13).
@@ -403,27 +397,6 @@ def _is_weight(tensor: torch.Tensor) -> bool:
         and not tensor._is_view()
         and not tensor.is_inference()
     )
-
-
-def _is_known_weight(tensor: torch.Tensor) -> bool:
-    """Whether the cache modes beyond stock's keep casts of a tensor: of plain weights that are no views."""
-    plain = (
-        type(tensor).__name__ in ("Tensor", _PARAMETER)
-        and tensor.layout is torch.strided
-        and tensor.device.type in ("cpu", "cuda")
-    )
-    is_parameter = any(kind.__name__ == _PARAMETER for kind in type(tensor).__mro__)
-    weight = tensor.is_leaf and not tensor._is_view() and (tensor.requires_grad or is_parameter)
-    return plain and weight and not tensor.is_inference()
-
-
-_PARAMETER = "Parameter"
-
-
-def _gives_own_results(name: str) -> bool:
-    """Whether the op never returns one of its arguments, or a view of one, to which the caller could write."""
-    may_share = ("aten::einsum", "aten::chain_matmul", "aten::flex_attention", "aten::view_as_complex")
-    return name in _rows() and name not in may_share
 
 
 @functools.cache
