@@ -31,7 +31,7 @@ from torch_promote.observe.call import TENSORS, Call, TensorInfo, Unseen, argume
 from torch_promote.recording import SUFFIX
 from torch_promote.recording.recording import Failure, OptimizerState, Read, Recording, Source, Step
 from torch_promote.recording.values import NonfiniteValues, Values
-from torch_promote.report.codec import decode, decode_record, encode
+from torch_promote.report.codec import decode, decode_record, encode, refuse_constant
 
 __all__ = ["CALLS_TO_WRITE", "SUFFIX", "RecordingFile", "read_recording", "write_recording"]
 
@@ -367,7 +367,7 @@ class _Reader:
         }
         for number, line in enumerate(lines, 2):
             try:
-                data = json.loads(line, parse_constant=_refuse)
+                data = json.loads(line, parse_constant=refuse_constant)
                 if isinstance(data, dict):
                     return data
                 if isinstance(data[0], str):
@@ -469,7 +469,3 @@ def _at(found: list[Any], number: Any) -> Any:
     if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < len(found):
         raise ValueError(f"there is no definition {number!r}")
     return found[number]
-
-
-def _refuse(constant: str) -> float:
-    raise ValueError(f"{constant} is not JSON")

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias
 
 from torch_promote.errors import MissingPackageError, OptionError, check_path
 from torch_promote.policy.files import write_atomically
-from torch_promote.report.codec import WRONG_DATA, decode_fields, encode, place_of
+from torch_promote.report.codec import WRONG_DATA, decode_fields, encode, place_of, refuse_constant
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -271,7 +271,7 @@ class Report:
         cannot = f"cannot read the {cls.NOUN} {os.fspath(path)!r}:"
         saved = 'Pass a file that report.save("NAME.json") wrote.'
         try:
-            data = json.loads(Path(path).read_text(encoding="utf-8"), parse_constant=_refuse)
+            data = json.loads(Path(path).read_text(encoding="utf-8"), parse_constant=refuse_constant)
         except OSError as error:
             raise OptionError(f"{cannot} {error.strerror or error}. {saved}") from error
         except (ValueError, RecursionError) as error:
@@ -371,11 +371,6 @@ def table_html(table: Table) -> str:
     more = len(table.rows) - table.most
     left_out = f"<p>... {more:,} more</p>" if more > 0 else ""
     return f"<table><thead><tr>{names}</tr></thead><tbody>{rows}</tbody></table>{left_out}"
-
-
-def _refuse(constant: str) -> None:
-    """Refuses NaN and infinities, which Python's reader accepts. `encode` writes them as strings."""
-    raise ValueError(f"JSON has no {constant}")
 
 
 def _kind_of(values: Sequence[Cell]) -> Kind:
