@@ -280,8 +280,9 @@ def _plan(call: Call, name: str, device: str, policy: CastPolicy | torch.dtype, 
         chosen = dict.fromkeys(absent if first_eligible else (), torch.float32)
         return AutocastPlan(policy, device, (), name, MappingProxyType(chosen))
     if policy is CastPolicy.fp32_append_dtype and isinstance(first, torch.Tensor):
-        dtype = torch.float32 if first_eligible else first.dtype
-        return AutocastPlan(policy, device, (), _with_dtype(name), MappingProxyType({"dtype": dtype}))
+        dtype, row = torch.float32 if first_eligible else first.dtype, _rows()[name]
+        runs = f"aten::{row.op}.{row.redispatch_overload}"
+        return AutocastPlan(policy, device, (), runs, MappingProxyType({"dtype": dtype}))
     targets: Iterable[_Target]
     if policy is CastPolicy.match_self:
         targets = _matching(call, device)
@@ -314,7 +315,8 @@ def _matching(call: Call, device: str) -> Iterator[_Target]:
     """The tensors that `match_self` may cast, with the dtype of what is written."""
     # Lists go in step with a list that is written. Beside such a list of several dtypes, no dtype matches other
     # tensors.
-    first = next(filter(None, _written(call)), [])
+    written = (tensors_in(a.name, call[a.name]) for a in call.signature.arguments if a.written)
+    first = next(filter(None, ([tensor for _, tensor in named] for named in written)), [])
     dtypes = [one.dtype if _eligible(one, device, with_doubles=True) else None for one in first]
     for argument in call.signature.arguments:
         tensors = [] if argument.written else list(tensors_in(argument.name, call[argument.name]))
@@ -334,8 +336,9 @@ def _target(call: Call, device: str, policy: CastPolicy | torch.dtype, lower: to
         return lower
     if policy is CastPolicy.fp32:
         return torch.float32
-    if policy is CastPolicy.promote:
-        return _join(call, device)
+    if policy is CastPolicy.promote:  # optional tensors are not considered
+        dtypes = {tensor.dtype for _, tensor, asked in _candidates(call) if asked and _eligible(tensor, device)}
+        return None if not dtypes else dtypes.pop() if len(dtypes) == 1 else torch.float32
     return None
 
 
@@ -353,13 +356,6 @@ def _candidates(call: Call) -> Iterator[tuple[str, torch.Tensor, bool]]:
             yield path, tensor, not is_optional
 
 
-def _written(call: Call) -> Iterator[list[torch.Tensor]]:
-    """The tensors of each argument that the op writes to, in schema order."""
-    for argument in call.signature.arguments:
-        if argument.written:
-            yield [tensor for _, tensor in tensors_in(argument.name, call[argument.name])]
-
-
 def _devices(call: Call) -> set[str]:
     """The device types that take part in dispatch. A Python number passed for a tensor is on the CPU."""
     # The keys of MKLDNN tensors include no backend, and backends determine the Autocast keys.
@@ -371,12 +367,6 @@ def _devices(call: Call) -> set[str]:
             found.add("cpu")
         found |= {tensor.device.type for _, tensor in tensors_in(argument.name, value) if not tensor.is_mkldnn}
     return found
-
-
-def _join(call: Call, device: str) -> torch.dtype | None:
-    """The tensors' dtype, or float32 if they differ. Optional tensors are not considered."""
-    dtypes = {tensor.dtype for _, tensor, asked in _candidates(call) if asked and _eligible(tensor, device)}
-    return None if not dtypes else dtypes.pop() if len(dtypes) == 1 else torch.float32
 
 
 def _eligible(tensor: torch.Tensor, device: str, with_doubles: bool = False) -> bool:
@@ -429,9 +419,3 @@ def has_policy(name: str, device: str, state: AutocastState) -> bool:
     """Whether autocast has a policy for an op on a device type, or a kernel of PyTorch's or a library's."""
     # Source: aten/src/ATen/autocast_mode.cpp, TORCH_LIBRARY_IMPL (v2.13).
     return _policy(name, device, state) is not CastPolicy.fallthrough or _has_stock_kernel(name, device)
-
-
-def _with_dtype(name: str) -> str:
-    """The overload that fp32_append_dtype calls instead."""
-    row = _rows()[name]
-    return f"aten::{row.op}.{row.redispatch_overload}"

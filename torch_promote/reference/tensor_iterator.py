@@ -169,7 +169,9 @@ def infer_elementwise(
                 f"out of shape {list(output.shape)} and strides {list(_strides(output))} uses elements of its memory "
                 "more than once. Use out.clone() instead."
             )
-    shape = _compute_shape(inputs, output, config)
+    # Source: aten/src/ATen/TensorIterator.cpp, TensorIteratorBase::compute_shape (v2.13).
+    fixed = [] if output is None or config.resize_outputs else [output.shape]
+    shape = broadcast_shapes(*fixed, *(operand.shape for operand in inputs))
     resized = output is None or _will_resize(output, shape, config, any(operand is out for operand in operands))
     common_device = _common_device(inputs, output, config, device_type)
     common = _compute_types(inputs, output, config, default_dtype)
@@ -250,14 +252,6 @@ def wrap_number(number: Number) -> Operand:
 
 def _strides(operand: Operand) -> Sizes:
     return contiguous_strides(operand.shape) if operand.strides is None else operand.strides
-
-
-def _compute_shape(inputs: list[Operand], output: Operand | None, config: TensorIteratorConfig) -> Sizes:
-    """Source: aten/src/ATen/TensorIterator.cpp, TensorIteratorBase::compute_shape (v2.13)."""
-    shapes = [operand.shape for operand in inputs]
-    if output is not None and not config.resize_outputs:
-        shapes.insert(0, output.shape)
-    return broadcast_shapes(*shapes)
 
 
 def _will_resize(output: Operand, shape: Sizes, config: TensorIteratorConfig, read_write: bool) -> bool:
