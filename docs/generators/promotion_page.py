@@ -21,10 +21,8 @@ from torch_promote.reference.dtypes import dtype_name
 from torch_promote.reference.promotion import (
     CODES,
     PROMOTION_TABLE,
-    Casting,
     Operand,
     PromotionError,
-    can_cast,
     promote_types,
     result_type,
 )
@@ -128,16 +126,6 @@ def _states() -> str:
     return _table(["", *_code(weak)], rows)
 
 
-def _casting() -> str:
-    rules: tuple[Casting, ...] = ("torch", "no", "safe", "same_kind", "unsafe")
-    casts = (
-        *(("int64", "int8"), ("int8", "uint8"), ("int64", "float32"), ("float32", "float16")),
-        *(("float32", "int64"), ("complex64", "float64")),
-    )
-    rows = [[f"`{a}` to `{b}`", *("yes" if can_cast(a, b, rule) else "no" for rule in rules)] for a, b in casts]
-    return _table(["", *_code(rules)], rows)
-
-
 def _strides() -> str:
     rows = []
     for operands in STRIDES:
@@ -185,7 +173,6 @@ PAGES: dict[str, Mapping[str, Callable[[], str]]] = {
         "promotion": lambda: _square(PROMOTION_TABLE),
         "younger": _younger,
         "states": _states,
-        "casting": _casting,
         "puzzles": lambda: "\n\n".join(map(_derivation, PUZZLES)),
         "strides": _strides,
     },

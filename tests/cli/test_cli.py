@@ -259,9 +259,8 @@ WRONG = [
     ("parity --ops bmm --shard 9/9", "--shard 9/9 is empty: the number of entries is 1."),
     ("parity --json /no/such/folder/a.json", "/no/such/folder/a.json: there is no folder '/no/such/folder'."),
     ("parity --merge /no/such/file", "cannot read /no/such/file:"),
-    ("parity --merge a.json --quick", "--merge runs nothing, so the only other options that it accepts are --json"),
+    ("parity --merge a.json --quick", "--merge runs nothing, so the only other option that it accepts is --json"),
     ("parity --ops mm --sample float32/0/plain --quick", "--sample selects a single sample. Remove --quick and"),
-    ("parity --ops mm --json a.txt --junit a.txt", "--json and --junit both name a.txt. Use a different file for"),
     # why
     ("why f4[2] --rule numpi", "'numpi'. Closest: numpy. Legal: torch, jax, numpy, array_api, strict."),
     ("why f4[2] --default-dtype x", "'x' is not a dtype. Names are PyTorch's, or short ones: bf16, half, f4."),

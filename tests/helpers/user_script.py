@@ -95,7 +95,6 @@ tp.tune(print, model=model, tolerance=1e-3, direction="speed", formats=("lower",
 tp.crosscheck(level="bit")  # error
 tp.why("int8[3] + 1", autocast="gpu")  # error
 tp.why("int8[3] + 1", rule="jaks")  # error
-tp.reference.can_cast("int8", "int16", "unsave")  # error
 tp.register_policy("mm", 3)  # error
 tp.set_module_policy(model, {"head": 3})  # error
 

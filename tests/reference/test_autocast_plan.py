@@ -204,13 +204,11 @@ def plan_of(*args: Any, op: Any = aten.mm.default, state: AutocastState | None =
 WEIGHT, OTHER = torch.nn.Parameter(torch.ones(2, 2)), torch.nn.Parameter(torch.ones(2, 2))
 HELD = replace(AutocastState.region("cpu"), cached=((WEIGHT, LOWER),))
 MATCHED = AutocastState.region("cpu", overrides={"aten::addmm_": CastPolicy.match_self})
-MORE = replace(AutocastState.region("cpu"), keeps_more=True)
 SERVED: list[tuple[str, AutocastPlan, list[bool]]] = [
     ("matched", plan_of(ones(BF16), WEIGHT, WEIGHT, op=aten.addmm_.default, state=MATCHED), [False, True]),
     ("held", plan_of(OTHER, WEIGHT, state=HELD), [False, True]),
     ("held in another dtype", plan_of(WEIGHT, OTHER, state=replace(HELD, cached=((WEIGHT, torch.half),))), [False] * 2),
     ("inference mode", plan_of(WEIGHT, WEIGHT, state=replace(HELD, inference_mode=True)), [False, False]),
-    ("inference mode, beyond stock", plan_of(WEIGHT, WEIGHT, state=replace(MORE, inference_mode=True)), [False, True]),
 ]
 
 
@@ -219,10 +217,7 @@ def test_what_is_served(what: str, plan: AutocastPlan, served: list[bool]) -> No
     assert [cast.served for cast in plan.casts] == served
 
 
-PERSISTENT = functools.partial(tp.my_autocast, cache="persistent")
-
-
-@pytest.mark.parametrize("autocast", [*BOTH, PERSISTENT], ids=[*NAMES, "persistent"])
+@pytest.mark.parametrize("autocast", BOTH, ids=NAMES)
 def test_served_casts_are_not_made(autocast: Autocast) -> None:
     """In real regions, a call makes exactly the casts of its plan that the cache does not have."""
 
@@ -232,9 +227,8 @@ def test_served_casts_are_not_made(autocast: Autocast) -> None:
         yield (weight.t(), weight), (weight.t(), weight)
         yield (other, other), (other, other)
 
-    for cache_enabled in (True,) if autocast is PERSISTENT else (True, False):
+    for cache_enabled in (True, False):
         state = AutocastState.region("cpu", cache_enabled=cache_enabled)
-        state = replace(state, keeps_more=autocast is PERSISTENT)
         for pairs in products(torch.nn.Parameter(torch.ones(2, 2)), torch.ones(2, 2)):
             planned, cached = 0, []
             for pair in pairs:

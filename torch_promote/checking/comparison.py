@@ -1,7 +1,4 @@
-"""Compares two results that should be equal: structure, dtype, shape, strides, bits. Copies keep all of these.
-
-Crosscheck, the parity command and the tests compare ours with stock by `compare`.
-"""
+"""Compares two results that should be equal: structure, dtype, shape, strides, bits. Copies keep all of these."""
 
 from __future__ import annotations
 
@@ -55,7 +52,8 @@ def compare(ours: Any, stock: Any, where: str = "result") -> list[Difference]:
     for index, (a, b) in enumerate(zip(ours_leaves, stock_leaves, strict=True)):
         label = f"{where}[{index}]"
         if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
-            if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor) or not _same_value(a, b):
+            # A NaN is not equal to itself, and 1 is equal to True.
+            if type(a) is not type(b) or not (a == b or repr(a) == repr(b)):
                 found.append(Difference("value", label, repr(a), repr(b)))
             continue
         difference = _compare_tensors(a, b, label)
@@ -67,11 +65,6 @@ def compare(ours: Any, stock: Any, where: str = "result") -> list[Difference]:
 def _is_flat(value: Any) -> bool:
     """Whether a value is a flat list, as most ops' results are. Saves tree_flatten, which creates reference cycles."""
     return type(value) is list and not any(isinstance(leaf, tuple | list | dict) for leaf in value)
-
-
-def _same_value(a: Any, b: Any) -> bool:
-    # A NaN is not equal to itself, and 1 is equal to True.
-    return type(a) is type(b) and (a == b or repr(a) == repr(b))
 
 
 def _compare_tensors(a: torch.Tensor, b: torch.Tensor, where: str) -> Difference | None:

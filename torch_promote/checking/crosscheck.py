@@ -1,9 +1,5 @@
 """`crosscheck`: compares every op that runs in a block with the reference, and with stock autocast if asked.
 
-    with tp.crosscheck() as report:
-        train_step()
-    print(report)
-
 `torch-promote run --crosscheck` checks a whole process: it sets the environment variable `VARIABLE` for the program.
 The processes that the program starts inherit it, and leave a report each.
 """
@@ -15,7 +11,6 @@ import contextlib
 import json
 import multiprocessing.util
 import os
-import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -38,7 +33,7 @@ from torch_promote.errors import (
     did_you_mean,
     explains_arguments,
 )
-from torch_promote.observe.observer import observe_dispatch
+from torch_promote.observe.observer import ListOfThread, observe_dispatch
 from torch_promote.observe.ops import device_of, facts_of, has_our_kernel, is_fake, is_traced, tensors_in
 from torch_promote.observe.places import calling_line, describe_arguments
 from torch_promote.observe.policy_sources import my_autocast_is_in_force, state_in_force
@@ -54,15 +49,8 @@ CrosscheckLevel = Literal["dtype", "bits"]
 VARIABLE = "TORCH_PROMOTE_CROSSCHECK_REPORTS"
 
 
-class _OfThread(threading.local):
-    """What is open in a thread, the outermost first."""
-
-    def __init__(self) -> None:
-        self.open: list[Any] = []
-
-
-#: The blocks, each with its report and its observer.
-_blocks = _OfThread()
+#: The open blocks, the outermost first, each with its report and its observer.
+_blocks = ListOfThread()
 
 
 class crosscheck:  # noqa: N801 (what people write after `with`)
@@ -110,23 +98,23 @@ class crosscheck:  # noqa: N801 (what people write after `with`)
         report = CrosscheckReport()
         observing = observe_dispatch(Checker(report, self.level, self.raise_on_mismatch))
         observing.__enter__()
-        _blocks.open.append((self, report, observing))
+        _blocks.items.append((self, report, observing))
         return report
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
         # asyncio tasks may end in any order: the block around this one may have ended already.
-        position = max((i for i, (block, _, _) in enumerate(_blocks.open) if block is self), default=None)
+        position = max((i for i, (block, _, _) in enumerate(_blocks.items) if block is self), default=None)
         if position is None:
             raise DispatchObserverError(
                 "this crosscheck was not entered in this thread, so it cannot end here. It is still open in the thread "
                 "that entered it: end it there. Each thread needs a block of its own."
             )
-        _, report, observing = _blocks.open.pop(position)
+        _, report, observing = _blocks.items.pop(position)
         observing.__exit__(None, None, None)
         if position > 0:
-            _blocks.open[position - 1][1].add(report)
+            _blocks.items[position - 1][1].add(report)
 
     def __call__(self, function: Never) -> NoReturn:
         """Raises; see the class."""
@@ -183,14 +171,14 @@ class Checker:
     level: CrosscheckLevel
     raises: bool
     gaps: tuple[Gap, ...] = field(default_factory=lambda: known_gaps().calls)
-    calls: _OfThread = field(default_factory=_OfThread)
+    calls: ListOfThread = field(default_factory=ListOfThread)  # the open ones
     stopped: bool = False
 
     def begin(self, op: torch._ops.OpOverload, args: list[Any]) -> CheckedCall | None:
         """Computes the expectation of a call, and decides how much of the call to observe."""
         if facts_of(op).is_ignored or is_traced():
             return None
-        calls = self.calls.open
+        calls = self.calls.items
         inside = calls[-1] if calls else None
         self.stopped = False
         state = state_in_force()
@@ -228,7 +216,7 @@ class Checker:
         return call
 
     def _pop(self, call: CheckedCall) -> None:
-        calls = self.calls.open
+        calls = self.calls.items
         if calls and calls[-1] is call:
             calls.pop()
 

@@ -1,9 +1,4 @@
-"""Reads and matches `known_gaps.toml`, the known differences between PyTorch, the reference and ours.
-
-The file documents its entries: `[[call]]` for single calls in a crosscheck, `[[sample]]` for samples of the parity
-command, `[[nondeterministic]]` for ops whose bits do not repeat. The environment variable TORCH_PROMOTE_KNOWN_GAPS
-names further files, for a fork of PyTorch or another backend.
-"""
+"""Reads and matches `known_gaps.toml`, the known differences between PyTorch, the reference and ours."""
 
 from __future__ import annotations
 
@@ -23,7 +18,7 @@ from torch_promote.errors import TorchPromoteError
 from torch_promote.observe.ops import is_fake
 from torch_promote.policy.op_table import DEVICE_TYPES
 
-#: The environment variable with the paths of further files.
+#: The environment variable with the paths of further files, for a fork of PyTorch or another backend.
 VARIABLE = "TORCH_PROMOTE_KNOWN_GAPS"
 #: The devices that samples of parity run on. "fake-cuda" simulates dtypes, shapes and strides of CUDA without a GPU.
 DEVICES = (*DEVICE_TYPES, *(f"fake-{device_type}" for device_type in DEVICE_TYPES if device_type != "cpu"))

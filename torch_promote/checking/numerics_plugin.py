@@ -1,8 +1,4 @@
-"""The recording of a test under `pytest --record-numerics=DIR`, and its comparison with the stored one.
-
-`_torch_promote_hooks`, which pytest imports at startup, has the options and the hooks, and imports this module for the
-first test with the marker. docs/crosscheck.md is the user's guide.
-"""
+"""The recording of a test under `pytest --record-numerics=DIR`, and its comparison with the stored one."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""The pytest plugin proper: one crosscheck around each test, its verdict, and the summary of the run.
-
-`_torch_promote_hooks`, which pytest imports at startup, has the options, and loads this module for the first test that
-is checked.
-"""
+"""The pytest plugin proper: one crosscheck around each test, its verdict, and the summary of the run."""
 
 from __future__ import annotations
 

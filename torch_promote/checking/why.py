@@ -23,7 +23,7 @@ import textwrap
 import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -216,15 +216,15 @@ def why(
         raise ExpressionError(
             f"{expression!r} has no operator or function with a tensor operand, so nothing is promoted."
         )
-    derivation = Derivation(
+    return Derivation(
         tree.text,
         tuple(explainer.steps),
         *results[0],
         rule=chosen.name,
+        results=results if len(results) > 1 else (),
         autocast=region,
         inferred=explainer.inferred,
     )
-    return replace(derivation, results=results) if len(results) > 1 else derivation
 
 
 @dataclass(slots=True)

@@ -8,10 +8,8 @@ from collections.abc import Mapping
 
 from torch_promote.cli import target as targets
 from torch_promote.cli.output import say
-from torch_promote.cli.target import check
+from torch_promote.cli.target import check as check
 from torch_promote.errors import OptionError, did_you_mean
-
-__all__ = ["DESCRIPTION", "EPILOG", "add_arguments", "check", "run"]
 
 DESCRIPTION = """\
 Runs a training or evaluation step under two policies, by default in float32 and

@@ -12,7 +12,7 @@ import torch
 from torch_promote.cli.output import Part, width_of_output
 from torch_promote.errors import OptionError, PolicyError
 from torch_promote.policy.module_tables import KEY_OF_WHOLE, entries_of
-from torch_promote.policy.named_policies import Value, left_out, stock_policy
+from torch_promote.policy.named_policies import left_out, stock_policy
 from torch_promote.policy.op_names import find_overloads, is_pattern, matches
 from torch_promote.policy.op_table import (
     DEVICE_TYPES,
@@ -25,7 +25,7 @@ from torch_promote.policy.op_table import (
     spell_policy,
 )
 from torch_promote.policy.overrides import legal_policies, parse_overrides
-from torch_promote.policy.policy import Policy, PolicyDiff
+from torch_promote.policy.policy import Policy, PolicyDiff, spell_value
 from torch_promote.reference.ops.infer import rule_table
 from torch_promote.regions.defaults import default_policy, registered_policies
 from torch_promote.regions.promotion_tables import BOOLEAN, COMMON, FLOATS, promoting_ops
@@ -97,7 +97,7 @@ def listed(asked: str | None, devices: Sequence[str], pattern: str | None) -> tu
         if policies:
             stock = {device: stock_policy(op, device) for device in devices}
             values: dict[str, Any] = {device: changed.get((op, device), stock[device]) for device in devices}
-            notes: dict[str, Any] = {"stock": {d: _spell(stock[d]) for d in devices if (op, d) in changed}}
+            notes: dict[str, Any] = {"stock": {d: spell_value(stock[d]) for d in devices if (op, d) in changed}}
         elif op in known:
             row = known[op]
             values = {device: row.policy(device) for device in devices}
@@ -108,14 +108,14 @@ def listed(asked: str | None, devices: Sequence[str], pattern: str | None) -> tu
         else:
             continue
         if notes.get("stock") or any(value not in (None, CastPolicy.fallthrough) for value in values.values()):
-            rows.append({"op": op, **{device: _spell(value) for device, value in values.items()}, **notes})
+            rows.append({"op": op, **{device: spell_value(value) for device, value in values.items()}, **notes})
     rows.sort(key=lambda row: not row.get("stock"))  # what a policy changes comes first
     modules: dict[str, dict[str, str | None]] = {}
     for name, entries in policies[0].modules if policies else ():
         for op, value in [(KEY_OF_WHOLE, entries)] if isinstance(entries, str) else entries:
             # A whole module's policy is about every op.
             if pattern is None or op == KEY_OF_WHOLE or matches(op, pattern):
-                modules.setdefault(name, {})[op] = _spell(value)
+                modules.setdefault(name, {})[op] = spell_value(value)
     shown = {row["op"] for row in rows}
     without_policy = [op for op in ops if op not in shown and (policies or op in known)]
     is_known = bool(shown or set(ops) & known.keys() or (modules and is_pattern(str(pattern))))
@@ -168,10 +168,6 @@ def _difference(row: Row, device: str, is_registered: bool) -> str | None:
     return "not registered" if schema_of(row) is not None else "no such op"
 
 
-def _spell(value: Value | str | None) -> str | None:
-    return value if value is None or isinstance(value, str) else spell_policy(value)
-
-
 def _short(names: Iterable[str]) -> str:
     return ", ".join("(whole module)" if name == KEY_OF_WHOLE else name.removeprefix("aten::") for name in names)
 
@@ -220,7 +216,7 @@ def compared(names: Sequence[str], devices: Sequence[str], pattern: str | None) 
         for each in differences
         if each.device not in DEVICE_TYPES and (each.overload in order or each.overload == KEY_OF_WHOLE)
     ]
-    rows = [(each.overload, each.device, [_spell(each.mine), _spell(each.theirs)]) for each in found]
+    rows = [(each.overload, each.device, [spell_value(each.mine), spell_value(each.theirs)]) for each in found]
     data: dict[str, Any] = {
         "torch": torch.__version__,
         "policies": names,

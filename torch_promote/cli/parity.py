@@ -50,7 +50,7 @@ examples:
   torch-promote parity --quick                     some of the samples
   torch-promote parity                             all samples
   torch-promote parity --ops 'linalg.*' aten::mm   some entries
-  torch-promote parity --shard 1/4 --json 1.json --junit 1.xml
+  torch-promote parity --shard 1/4 --json 1.json
   torch-promote parity --merge 1.json 2.json 3.json 4.json
   torch-promote parity --ops mm --sample float32/0/mixed --jobs 0
                                                    one sample, for a debugger
@@ -94,7 +94,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="write JSON to FILE or to stdout",
     )
-    output.add_argument("--junit", type=file(), metavar="FILE", help="write JUnit XML to FILE")
 
 
 def _shard(text: str) -> tuple[int, int]:
@@ -106,9 +105,7 @@ def _shard(text: str) -> tuple[int, int]:
 
 
 def check(arguments: argparse.Namespace) -> None:
-    """Raises OptionError for files that do not exist, or are the same."""
-    if arguments.json is not None and arguments.json == arguments.junit:
-        raise OptionError(f"--json and --junit both name {arguments.json}. Use a different file for each.")
+    """Raises OptionError for files that do not exist."""
     for name in arguments.merge or ():
         if not os.path.exists(name):
             raise OptionError(f"cannot read {name}: there is no such file. `torch-promote parity --json F` writes one.")
@@ -123,7 +120,7 @@ def run(arguments: argparse.Namespace) -> int:
     options = Options(**{field.name: getattr(arguments, field.name) for field in dataclasses.fields(Options)})
     if arguments.merge:
         if options != Options() or arguments.shard != (1, 1) or arguments.list or arguments.jobs is not None:
-            raise OptionError("--merge runs nothing, so the only other options that it accepts are --json and --junit.")
+            raise OptionError("--merge runs nothing, so the only other option that it accepts is --json.")
         return _report(merged(list(map(ParityReport.load, arguments.merge))), arguments)
     if options.sample is not None and (options.quick or options.dtypes):
         raise OptionError("--sample selects a single sample. Remove --quick and --dtypes.")
@@ -175,9 +172,7 @@ def _checked(
 
 
 def _report(report: ParityReport, arguments: argparse.Namespace) -> int:
-    from torch_promote.parity.report import junit
-
-    _put_out(report.to_dict(), [report], arguments, junit(report))
+    _put_out(report.to_dict(), [report], arguments)
     if report.status == 2:
         raise OptionError("nothing was checked: PyTorch has no sample for this selection that it can run.")
     return report.status
@@ -192,15 +187,11 @@ def _list(entries: Sequence[Entry], arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _put_out(data: Any, parts: Sequence[Part], arguments: argparse.Namespace, xml: str = "") -> None:
-    """Prints and writes the results; an error of a file comes last, so that it costs no other result."""
+def _put_out(data: Any, parts: Sequence[Part], arguments: argparse.Namespace) -> None:
+    """Prints and writes the results; an error of the file comes last, so that it does not cost what is printed."""
     show(data, parts, arguments.json == STDOUT)
-    failed = []
-    for name, text in ((arguments.json, json.dumps(data, indent=2) + "\n"), (arguments.junit, xml)):
-        if name not in (None, STDOUT):
-            try:
-                Path(name).write_text(text, encoding="utf-8")
-            except OSError as error:
-                failed.append(f"cannot write {name}: {error.strerror}.")
-    if failed:
-        raise OptionError(" ".join(failed))
+    if arguments.json not in (None, STDOUT):
+        try:
+            Path(arguments.json).write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise OptionError(f"cannot write {arguments.json}: {error.strerror}.") from error

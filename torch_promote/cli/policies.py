@@ -1,7 +1,4 @@
-"""The command `torch-promote policies`: the op table, a policy, and differences between two policies.
-
-op_listing.py has what it shows.
-"""
+"""The command `torch-promote policies`: the op table, a policy, and differences between two policies."""
 
 from __future__ import annotations
 

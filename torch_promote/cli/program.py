@@ -130,17 +130,6 @@ class _Parser(argparse.ArgumentParser):
         return f". This command takes {' and '.join(takes) if takes else 'options alone'}"
 
 
-class _Version(argparse.Action):
-    """Prints the versions. That of PyTorch is in a file of it, which imports nothing."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        found = importlib.util.find_spec("torch")
-        folders = (found and found.submodule_search_locations) or []
-        version = next((runpy.run_path(f"{folder}/version.py")["__version__"] for folder in folders), "not installed")
-        write(f"torch-promote {torch_promote.__version__} (torch {version})\n")
-        parser.exit()
-
-
 def make_parser(command: str = "") -> argparse.ArgumentParser:
     """Returns the parser of one command; for "", of the whole command line, without the options of the commands."""
     if command:
@@ -159,7 +148,11 @@ def make_parser(command: str = "") -> argparse.ArgumentParser:
     parser = _Parser(
         prog="torch-promote", description="Shows, changes and checks what autocast does with each op.", epilog=_EPILOG
     )
-    parser.add_argument("--version", action=_Version, nargs=0, help="show program's version number and exit")
+    found = importlib.util.find_spec("torch")  # whose version is in a file that imports nothing
+    folders = (found and found.submodule_search_locations) or []
+    version = next((runpy.run_path(f"{folder}/version.py")["__version__"] for folder in folders), "not installed")
+    text = f"torch-promote {torch_promote.__version__} (torch {version})"
+    parser.add_argument("--version", action="version", version=text)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for name, summary in COMMANDS.items():
         commands.add_parser(name, help=summary)

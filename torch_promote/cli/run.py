@@ -10,18 +10,9 @@ import tempfile
 from pathlib import Path
 
 from torch_promote.cli.output import natural, say
-from torch_promote.cli.user_program import (
-    PROGRAM,
-    add_policy_options,
-    check,
-    end_as,
-    left_no_report,
-    prepare,
-    run_to_end,
-)
+from torch_promote.cli.user_program import PROGRAM, add_policy_options, end_as, left_no_report, prepare, run_to_end
+from torch_promote.cli.user_program import check as check
 from torch_promote.errors import OptionError
-
-__all__ = ["DESCRIPTION", "EPILOG", "add_arguments", "check", "run"]
 
 DESCRIPTION = f"""\
 Runs a Python program, unchanged, with torch_promote in place of torch.autocast:

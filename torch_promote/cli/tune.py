@@ -8,10 +8,8 @@ import shlex
 
 from torch_promote.cli import target as targets
 from torch_promote.cli.output import STDOUT, file, natural, say, show
-from torch_promote.cli.target import check
+from torch_promote.cli.target import check as check
 from torch_promote.errors import Fp32FailsError
-
-__all__ = ["DESCRIPTION", "EPILOG", "add_arguments", "check", "run"]
 
 DESCRIPTION = """\
 Finds the smallest set of overrides with which a step in lower precision stays

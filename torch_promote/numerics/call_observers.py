@@ -39,7 +39,7 @@ import torch
 
 from torch_promote import _C
 from torch_promote.checking.comparison import compare
-from torch_promote.numerics.impacts import ErrorSums, Impacts
+from torch_promote.numerics.impacts import ErrorSums, Impacts, as_reals
 from torch_promote.numerics.step_state import (
     RandomState,
     random_state,
@@ -538,8 +538,8 @@ def hidden_from_observers() -> contextlib.AbstractContextManager[Any]:
 
 def _fingerprint(tensor: torch.Tensor) -> torch.Tensor:
     """A hash of a tensor's bits: their sum, weighted by position."""
-    real = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
-    bits = real.detach().contiguous().view(-1).view(_INTEGERS[real.element_size()])
+    real = as_reals(tensor.detach()).contiguous()
+    bits = real.view(_INTEGERS[real.element_size()])
     total = torch.zeros((), dtype=torch.int64, device=tensor.device)
     for number, piece in enumerate(bits.split(1 << 20)):
         weights = torch.arange(1, piece.numel() + 1, device=piece.device) * 2654435761 + number

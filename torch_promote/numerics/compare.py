@@ -162,7 +162,12 @@ class ComparedRuns:
         """Performs the runs. Raises StepError as `compare`."""
         not_seen: list[Unseen] = []
         with watch_unseen(not_seen):
-            first = self._run_reference()
+            try:
+                first = self._run(self._reference, self._kept)
+            except RuntimeError as error:
+                if self._reference == Policy.named(REFERENCE) and is_about_dtypes(str(error)):
+                    error.add_note(_WITHOUT_CASTS)
+                raise
         theirs, gradients = self._run_candidate()
         for one in self._kept.calls.values():
             one.results = []  # the candidate may have raised before it got there
@@ -170,6 +175,7 @@ class ComparedRuns:
         noise = self._check(first, second)
         self._measure_impacts(first, noise)
         calls, there, only_there = self._kept.calls, self._theirs.calls, self._theirs.only_here
+        unread = [f"The outputs of {', '.join(n)} were not compared: {why}." for why, n in self._theirs.unread.items()]
         left_out = self._kept.room.left_out + self._local.room.left_out
         if left_out:
             self._notes.append(
@@ -189,7 +195,7 @@ class ComparedRuns:
             noise=noise,
             flops=sum(_flops_of(kept.call) for kept in calls.values()),
             not_aligned=_not_aligned(calls, there, only_there),
-            not_seen=list(dict.fromkeys([*not_seen, *_not_compared(self._theirs.unread)])),
+            not_seen=list(dict.fromkeys([*not_seen, *unread])),
             notes=self._all_notes(calls, there, bool(only_there), _change(first, theirs)),
             torch_version=str(torch.__version__),
         )
@@ -249,14 +255,6 @@ class ComparedRuns:
             results = self._run(self._reference, local, after)
         local.finish()
         return results, local
-
-    def _run_reference(self) -> Results:
-        try:
-            return self._run(self._reference, self._kept)
-        except RuntimeError as error:
-            if self._reference == Policy.named(REFERENCE) and is_about_dtypes(str(error)):
-                error.add_note(_WITHOUT_CASTS)
-            raise
 
     def _runs_to_compare(self) -> tuple[RunningModules, KeepReference, CompareCandidate, tuple[Policy, Policy]]:
         return RunningModules(self._model), self._kept, self._theirs, (self._reference, self._candidate)
@@ -420,6 +418,7 @@ class ComparedRuns:
         differ = others or any(
             _dtypes(kept.call) != _dtypes(candidate[key]) for key, kept in calls.items() if key in candidate
         )
+        has_errors = any(sums.total().relative for sums in self._local.errors.values())
         if not differ:
             own = {info.dtype for kept in calls.values() for info in kept.call.inputs} & set(LOWER_DTYPES)
             cause = (
@@ -436,7 +435,7 @@ class ComparedRuns:
             notes.append(
                 "The impacts are unknown: no gradient of a loss reached the calls. Return a loss that requires grad."
             )
-        elif self._impacts.totals and self._errs() and not self._impacts.explain(change):
+        elif self._impacts.totals and has_errors and not self._impacts.explain(change):
             notes.append(_ZERO)
         if self._impacts.totals and self._bounds:
             notes.append(
@@ -460,9 +459,6 @@ class ComparedRuns:
             f"{name} was not run alone: {why}. Its local error is unknown." for name, why in self._local.refused.items()
         ]
         return notes
-
-    def _errs(self) -> bool:
-        return any(sums.total().relative for sums in self._local.errors.values())
 
 
 #: The note about impacts that do not explain the change of the loss.
@@ -524,10 +520,6 @@ def _change_of(candidate: dict[str, torch.Tensor], reference: dict[str, torch.Te
 
 def _number(tensor: torch.Tensor) -> float | None:
     return float(tensor) if tensor.numel() == 1 and not tensor.is_complex() else None
-
-
-def _not_compared(unread: dict[str, dict[str, None]]) -> list[str]:
-    return [f"The outputs of {', '.join(names)} were not compared: {why}." for why, names in unread.items()]
 
 
 def _not_aligned(

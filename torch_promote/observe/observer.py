@@ -21,14 +21,6 @@ ask for them. Counts equal those of a TorchDispatchMode, which sees calls that p
 - An in-place op's autograd kernel may copy the tensor before its own kernel runs, and calls the hooks for saved tensors
   (save_on_cpu). The ops that these call are recorded.
 - While a mode is active, PyTorch sends the detach of each result that it saves for a backward only to that mode.
-
-NOTE [ The states of a call ]
-Each observed call has a token until it ends, and the class of the token is the state:
-
-    OpenCall        a call of the program, which becomes a `Call`
-    CastingCall     an OpenCall for which autocast calls the op again. It waits for that call
-    Part            a part of a CastingCall: a cast, or the op on the cast arguments
-    THROUGH         a call on tensors that a transform wraps: only the calls on the tensors inside count
 """
 
 from __future__ import annotations
@@ -87,11 +79,11 @@ class _Tokens:
     real_results: bool = False
 
 
-class _Blind(threading.local):
-    """The ids of the observers that do not see the calls that a thread makes now."""
+class ListOfThread(threading.local):
+    """A list for each thread."""
 
     def __init__(self) -> None:
-        self.ids: list[int] = []
+        self.items: list[Any] = []
 
 
 class SeveralObservers:
@@ -101,11 +93,11 @@ class SeveralObservers:
 
     def __init__(self, observers: Sequence[Any]) -> None:
         self.observers: tuple[Any, ...] = tuple(observers)
-        self._blind = _Blind()
+        self._blind = ListOfThread()  # the ids of the observers that do not see the calls that a thread makes now
 
     def begin(self, op: torch._ops.OpOverload, args: list[Any]) -> _Tokens | None:
         """The call begins."""
-        blind = self._blind.ids
+        blind = self._blind.items
         tokens = _Tokens([], [])
         for observer in self.observers:
             if id(observer) in blind:
@@ -155,7 +147,7 @@ class SeveralObservers:
             observer.failed(token)
 
     def _see_again(self, tokens: _Tokens) -> None:
-        blind = self._blind.ids
+        blind = self._blind.items
         while tokens.blinded:
             blind.remove(tokens.blinded.pop())
 

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import functools
 import inspect
+import itertools
 import linecache
 import os
 import sys
@@ -89,12 +90,17 @@ def _describe(value: Any) -> str:
     return text if value.device.type == "cpu" else f"{text} on {value.device}"
 
 
+def frames() -> Iterator[FrameType]:
+    """Yields the frames of this thread, the innermost first."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
 def _program_frame() -> FrameType | None:
     """The innermost frame that belongs neither to PyTorch nor to this package."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and _is_between(frame.f_code.co_filename):
-        frame = frame.f_back
-    return frame
+    return next(filter(is_of_program, frames()), None)
 
 
 def innermost_line() -> str:
@@ -373,9 +379,7 @@ def place() -> Place | None:
 
 def is_parameter_made() -> bool:
     """Whether the calling op is the detach with which PyTorch turns a tensor into a Parameter."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and is_ours(frame):
-        frame = frame.f_back
+    frame = next(itertools.filterfalse(is_ours, frames()), None)
     return frame is not None and frame.f_code.co_filename == _PARAMETER and frame.f_code.co_name == "__new__"
 
 

@@ -9,6 +9,7 @@ during notification.
 from __future__ import annotations
 
 import functools
+import itertools
 import multiprocessing.process
 import os
 import platform
@@ -28,7 +29,7 @@ from torch.utils.hooks import RemovableHandle
 from torch_promote.extension import fork_safe_lock
 from torch_promote.integrations.compile import skip_frames
 from torch_promote.observe.call import Unseen
-from torch_promote.observe.places import RunningModules
+from torch_promote.observe.places import RunningModules, frames
 
 Listener = Callable[[Optimizer], None]
 CompiledListener = Callable[[Any, list[Any]], Callable[[Any], None] | None]
@@ -72,9 +73,8 @@ def _remove(listener: Listener, before: Listener | None) -> None:
 
 def recomputation_stops() -> bool:
     """Whether a call raises because its checkpoint has all that the forward saved, and stops the recomputation."""
-    frame: Any = sys._getframe(1)
-    while frame is not None and (frame.f_code.co_name != "unpack_hook" or frame.f_code.co_filename != _CHECKPOINT):
-        frame = frame.f_back
+    of_checkpoint = ("unpack_hook", _CHECKPOINT)
+    frame: Any = next((one for one in frames() if (one.f_code.co_name, one.f_code.co_filename) == of_checkpoint), None)
     with suppress(AttributeError, LookupError):  # without a checkpoint, or in another PyTorch
         of, group = frame.f_locals["frame"], frame.f_locals["gid"]
         return bool(of.early_stop and of.recomp_counter[group] == len(of.weak_holders))
@@ -85,12 +85,7 @@ def _makes_state() -> bool:
     """Whether PyTorch's distributed checkpoints make a step, with gradients of 0, which makes an optimizer's state."""
     module: Any = sys.modules.get("torch.distributed.checkpoint.state_dict")
     code = getattr(getattr(module, "_init_optim_state", None), "__code__", None)
-    frame: Any = sys._getframe(1) if code is not None else None
-    for _ in range(10):  # wrappers of `step` are between
-        if frame is None or frame.f_code is code:
-            break
-        frame = frame.f_back
-    return frame is not None and frame.f_code is code
+    return code is not None and any(one.f_code is code for one in itertools.islice(frames(), 12))  # wrappers of `step`
 
 
 def _tell(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -273,14 +268,12 @@ def report_compiled_call(is_compiled: bool = False) -> None:
     # something else; `is_compiled`: it is known that a compiled function runs.
     here = threading.get_ident()
     blocks = [block for block in _blocks if block.thread == here and block.tell is not None]
-    frame: Any = sys._getframe(1) if blocks else None
-    while frame is not None:
+    for frame in frames() if blocks else ():
         if frame.f_code.co_name == "compile_wrapper" and frame.f_code.co_filename == _COMPILING:
             for block in blocks:
                 if frame not in block.frames:
                     _CompiledCall(block, frame)
             return
-        frame = frame.f_back
     for block in blocks if is_compiled else ():
         block.untold |= {"read", "return"}
 

@@ -15,8 +15,7 @@ from unittest import mock
 import torch
 from torch._subclasses import FakeTensorMode
 
-from torch_promote.errors import OptionError, did_you_mean
-from torch_promote.policy.dtype_names import dtype_of_name
+from torch_promote.policy.dtype_names import parse_dtype
 from torch_promote.policy.op_table import DEVICE_TYPES
 from torch_promote.reference.dtypes import dtype_name
 
@@ -28,7 +27,7 @@ Source = Literal["op_db", "row", "promotion"]
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The options of a run. Raises OptionError for a name that is not that of a dtype."""
+    """The options of a run. Raises DtypeError for a name that is not that of a dtype."""
 
     device: str = "cpu"  # one of `DEVICES`; with `stock_only`, any device type of the running PyTorch
     ops: tuple[str, ...] = ()  # globs for the names of entries; empty for all
@@ -42,9 +41,9 @@ class Options:
     def __post_init__(self) -> None:
         """Makes short names of dtypes, such as "bf16", those of PyTorch, and lists tuples."""
         object.__setattr__(self, "ops", tuple(self.ops))
-        object.__setattr__(self, "dtypes", tuple(dtype_name(named_dtype(name)) for name in self.dtypes))
+        object.__setattr__(self, "dtypes", tuple(dtype_name(parse_dtype(name)) for name in self.dtypes))
         if self.autocast_dtype is not None:
-            object.__setattr__(self, "autocast_dtype", dtype_name(named_dtype(self.autocast_dtype)))
+            object.__setattr__(self, "autocast_dtype", dtype_name(parse_dtype(self.autocast_dtype)))
 
     @property
     def device_type(self) -> str:
@@ -65,7 +64,7 @@ class Options:
     def lower(self) -> torch.dtype:
         """The regions' dtype; by default PyTorch's: bfloat16 on the CPU, float16 elsewhere."""
         if self.autocast_dtype is not None:
-            return named_dtype(self.autocast_dtype)
+            return parse_dtype(self.autocast_dtype)
         return torch.float16 if self.device_type in DEVICE_TYPES[1:] else torch.bfloat16
 
     @property
@@ -141,18 +140,6 @@ def command_for(entry: Entry, options: Options, sample: str | None = None) -> st
     words += ["--autocast-dtype", options.autocast_dtype] if options.autocast_dtype is not None else []
     words += ["--quick"] * (options.quick and sample is None) + ["--stock-only"] * options.stock_only
     return shlex.join(words)
-
-
-# --- dtypes by name
-
-
-def named_dtype(name: str) -> torch.dtype:
-    """Returns the dtype of a name, or raises OptionError."""
-    dtype = dtype_of_name(name)
-    if dtype is None:
-        known = [key for key, value in vars(torch).items() if isinstance(value, torch.dtype)]
-        raise OptionError(f"{name!r} is not a dtype of PyTorch.{did_you_mean(name, known)}")
-    return dtype
 
 
 # --- devices

@@ -1,4 +1,4 @@
-"""The report of a parity run: totals, exit status, text, JSON, JUnit XML, and the merge of shards."""
+"""The report of a parity run: totals, exit status, text, JSON, and the merge of shards."""
 
 from __future__ import annotations
 
@@ -6,20 +6,18 @@ import fnmatch
 import json
 import os
 import platform
-import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
-from xml.etree import ElementTree
 
 import torch
 
 import torch_promote
 from torch_promote.checking.known_gaps import Nondeterministic, SampleGap, known_gaps
 from torch_promote.errors import OptionError
-from torch_promote.parity.model import Entry, EntryResult, Options, SampleMismatch, row_name
+from torch_promote.parity.model import EntryResult, Options, SampleMismatch, row_name
 from torch_promote.policy.op_table import DEVICE_TYPES, CastPolicy, op_table, registered
 from torch_promote.reference.dtypes import dtype_name
 from torch_promote.regions.defaults import spell_default_policy
@@ -64,19 +62,16 @@ class ParityReport(Report):
 
     @property
     def stale(self) -> list[str]:
-        """The known gaps that explain nothing: those of entries, then `stale_listed`."""
-        return [*(gap for result in self.results.values() for gap in result.stale), *self.stale_listed]
-
-    @property
-    def stale_listed(self) -> list[str]:
-        """The stale gaps that belong to no entry: of entries that do not exist, or of single calls. Of a whole run."""
+        """The known gaps that explain nothing: those of entries; of a whole run, those that belong to none as well."""
+        of_entries = [gap for result in self.results.values() for gap in result.stale]
         if not (self.whole and self.options.full):
-            return []
+            return of_entries
         names = [result.entry.name for result in self.results.values()]
         seen = list(map(row_name, self.counted("checked")))
         gaps, explained = known_gaps(), self.counted("gaps")
         listed: list[SampleGap | Nondeterministic] = [*gaps.samples, *gaps.nondeterministic]
         return [
+            *of_entries,
             *(
                 f"{gap.entry}: a known gap names this entry, which does not exist ({gap.reason})"
                 for gap in listed
@@ -101,11 +96,6 @@ class ParityReport(Report):
         """The rows with a policy on the device whose policy applied to no call."""
         seen = set(self.rows)
         return [row for row in _rows_with_a_policy(self.options.device_type) if row not in seen]
-
-    @property
-    def unreached(self) -> list[str]:
-        """The rows that a whole run with all samples did not reach."""
-        return self.rows_not_reached if self.whole and self.options.full else []
 
     def counted(self, name: str) -> Counter[str]:
         """Adds up one of the results' mappings: "gaps", "nondeterministic", "checked" or "no_rule"."""
@@ -147,7 +137,7 @@ class ParityReport(Report):
             return _FOUND
         if not self.counted("checked") or not any(result.samples > result.refused for result in self.results.values()):
             return _NOTHING_CHECKED
-        return _FOUND if self.unreached else _OK
+        return _FOUND if self.rows_not_reached and self.whole and self.options.full else _OK
 
     def content(self) -> Content:
         """Returns all that the report says to people: totals, mismatches, known gaps, and what was not compared."""
@@ -258,10 +248,6 @@ class ParityReport(Report):
             raise OptionError(f"{path} was not written by `torch-promote parity --json` ({error!r}{at}).") from error
         raise OptionError(f"{path} has format {data['format']}; this version reads format {_FORMAT}.")
 
-    def formats(self) -> dict[str, tuple[str, Callable[[], str]]]:
-        """Returns the formats of `save`: a page, JSON, and JUnit XML."""
-        return {**super().formats(), ".xml": ("JUnit XML", lambda: junit(self))}
-
 
 def about(device: str) -> dict[str, str]:
     """Returns the versions of a run, the name of its device (one of `DEVICES`), and the default policy."""
@@ -312,49 +298,3 @@ def _rows_with_a_policy(device_type: str) -> list[str]:
     names = registered(device_type)
     with_policy = (row.name for row in op_table() if row.policy(device_type) is not CastPolicy.fallthrough)
     return [name for name in with_policy if name in names]
-
-
-# --- JUnit XML, with one test case for each entry
-
-#: The characters that XML 1.0 cannot hold.
-_NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-
-
-def junit(report: ParityReport) -> str:
-    """Returns a report as JUnit XML, with failures for mismatches and stale gaps, and errors for dead processes."""
-    suite = ElementTree.Element("testsuite", name="torch-promote parity")
-    properties = ElementTree.SubElement(suite, "properties")
-    options = {f"options.{name}": json.dumps(value) for name, value in encode(report.options).items()}
-    for name, value in {**report.about, **options, "shards": ", ".join(report.shards)}.items():
-        ElementTree.SubElement(properties, "property", name=name, value=_NOT_IN_XML.sub("?", value))
-    cases = [_case(report, result) for result in report.results.values()]
-    ended = ("interrupted: the missing entries did not run",) if report.interrupted else ()
-    of_the_run = (*ended, *report.stale_listed, *(f"{row}: its policy applied to no call" for row in report.unreached))
-    if of_the_run:
-        cases.append(_case(report, EntryResult(Entry("the run as a whole", "op_db"), stale=of_the_run)))
-    suite.extend(cases)
-    counts = {
-        "tests": len(cases),
-        **{f"{kind}s": sum(case.find(kind) is not None for case in cases) for kind in ("failure", "error")},
-        "skipped": sum(case.find("skipped") is not None for case in cases),
-    }
-    root = ElementTree.Element("testsuites")
-    root.append(suite)
-    for element in (root, suite):
-        element.attrib.update({name: str(count) for name, count in counts.items()}, time=f"{report.seconds:.3f}")
-    ElementTree.indent(root)
-    return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
-
-
-def _case(report: ParityReport, result: EntryResult) -> ElementTree.Element:
-    place = f"parity.{report.options.device}.{result.entry.source}"
-    case = ElementTree.Element("testcase", classname=place, name=result.entry.name, time=f"{result.seconds:.3f}")
-    kinds = sorted({mismatch.kind for mismatch in result.mismatches} | ({"stale gap"} if result.stale else set()))
-    if kinds:
-        outcome = ElementTree.SubElement(case, "error" if "crash" in kinds else "failure", type=", ".join(kinds))
-        outcome.set("message", f"{len(result.mismatches)} mismatches, {len(result.stale)} stale gaps")
-        outcome.text = _NOT_IN_XML.sub("?", "\n\n".join([*map(str, result.mismatches), *result.stale]))
-    elif result.samples == result.refused:
-        message = f"{result.samples} samples, all refused by stock and ours alike" if result.samples else "no samples"
-        ElementTree.SubElement(case, "skipped", message=message)
-    return case

@@ -1,14 +1,7 @@
 """The samples of an entry: calls with labels such as `float32/3/mixed`.
 
-A label consists of the dtype of the inputs, the sample's number and its kind:
-
-| kind | inputs |
-| --- | --- |
-| `plain` | unchanged |
-| `mixed` | floating inputs alternate between float32 and the region's dtype |
-| `mixed_lower_first` | the same, starting with the region's dtype |
-| `lower` | float32 inputs cast to the region's dtype, for an op without samples in that dtype |
-| `int16-dim-zero` | pairs of dtypes: the second dtype, and whether each input has dimensions |
+A label consists of the dtype of the inputs, the sample's number and its kind: docs/parity.md lists them. The kind of a
+pair of dtypes, such as `int16-dim-zero`, is the second dtype, and whether each input has dimensions.
 
 The samples of an op and dtype depend on nothing else: each pair has its own seed, and all samples are generated before
 the first one runs.

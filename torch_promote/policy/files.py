@@ -1,20 +1,4 @@
-"""Policy files: a policy as TOML, and as the plain data that TOML and JSON hold.
-
-    format = 2
-    torch = "2.13.0"
-    table = "2.13"
-
-    [all]
-    "aten::mm.default" = "fp32"
-
-    [cpu]
-    "linalg_*" = "float64"
-
-    [modules."blocks.*.attn"]
-    "softmax.int" = "lower"
-
-    [modules."head"]
-    policy = "fp32"
+"""Policy files: a policy as TOML, and as the plain data that TOML and JSON hold; docs/overrides.md shows some.
 
 Tables for modules need format = 2. A policy without them is written as format 1.
 A saved file has the patterns that the policy was made of, and a line for each other op. Reading is strict: an entry
@@ -37,7 +21,7 @@ from typing import Any
 
 import torch
 
-from torch_promote.errors import PolicyError, did_you_mean, shown
+from torch_promote.errors import PolicyError, check_path, did_you_mean, shown
 from torch_promote.policy.module_tables import (
     KEY_OF_WHOLE,
     MODULES,
@@ -249,20 +233,13 @@ def _release(version: str) -> tuple[int, ...]:
 
 def save(data: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
     """Writes what `to_data` returned to a file, as a whole. A PolicyError says why it cannot be written."""
-    name = _name(path)
+    name = check_path("path", path)
     if Path(name).suffix not in ("", ".toml"):
         raise PolicyError(f"a policy file is TOML: its name ends in .toml, got {name!r}. For JSON, use to_dict().")
     try:
         write_atomically(name, to_toml(data))
     except OSError as error:
         raise PolicyError(f"cannot write the policy file {name!r}: {error.strerror or error}.") from error
-
-
-def _name(path: object) -> str:
-    name = os.fspath(path) if isinstance(path, os.PathLike) else path
-    if not isinstance(name, str):
-        raise PolicyError(f"the path of a policy file is a str or a path object, got {path!r}.")
-    return name
 
 
 def to_toml(data: Mapping[str, Any]) -> str:
@@ -279,7 +256,7 @@ def to_toml(data: Mapping[str, Any]) -> str:
 
 def load(path: str | os.PathLike[str]) -> tuple[Entries, Tables, tuple[Pattern, ...]]:
     """Reads a file. The result is that of `from_data`; a PolicyError says why it cannot be read."""
-    name = _name(path)
+    name = check_path("path", path)
     try:
         text = Path(path).read_bytes().decode("utf-8-sig")  # some editors put a byte order mark before the text
     except UnicodeDecodeError as error:

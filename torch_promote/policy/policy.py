@@ -82,7 +82,11 @@ class PolicyDiff(tuple[PolicyDifference, ...]):
         return {
             "policies": list(self.names),
             "differences": [
-                {"op": each.overload, "device": each.device, "policies": [_plain(each.mine), _plain(each.theirs)]}
+                {
+                    "op": each.overload,
+                    "device": each.device,
+                    "policies": [spell_value(each.mine), spell_value(each.theirs)],
+                }
                 for each in self
             ],
         }
@@ -91,7 +95,7 @@ class PolicyDiff(tuple[PolicyDifference, ...]):
         """Returns the titles of columns and the rows below them: one for the device types of an op that are alike."""
         devices: dict[tuple[str, ...], list[str]] = {}
         for each in self:
-            values = (_plain(value) or "-" for value in (each.mine, each.theirs))
+            values = (spell_value(value) or "-" for value in (each.mine, each.theirs))
             devices.setdefault((each.overload.removeprefix("aten::"), *values), []).append(each.device)
         rows = ((op, ", ".join(found), *values) for (op, *values), found in devices.items())
         return [("op", "devices", *self.names), *rows]
@@ -116,7 +120,8 @@ class PolicyDiff(tuple[PolicyDifference, ...]):
         return f"<table><thead><tr>{titles.replace('td>', 'th>')}</tr></thead><tbody>{body}</tbody></table>{more}"
 
 
-def _plain(value: Value | str | None) -> str | None:
+def spell_value(value: Value | str | None) -> str | None:
+    """Returns a value of a `PolicyDifference` as text."""
     return value if value is None or isinstance(value, str) else spell_policy(value)
 
 
@@ -406,7 +411,7 @@ class Policy:
         places = {name: (name, device_type) for name in names}
         values = {name: entries.get(place, stock_policy(*place)) for name, place in places.items()}
         if len(set(values.values())) > 1:
-            shown = ", ".join(f"{name} {_plain(value) or 'no entry'}" for name, value in values.items())
+            shown = ", ".join(f"{name} {spell_value(value) or 'no entry'}" for name, value in values.items())
             raise PolicyError(
                 f"{str(op)!r} selects overloads with different policies on {device_type}: {shown}. Name one of them, "
                 f"such as {exact_key(names[0])!r}."

@@ -31,7 +31,7 @@ from torch_promote.observe.call import TENSORS, Call, TensorInfo, Unseen, argume
 from torch_promote.recording import SUFFIX
 from torch_promote.recording.recording import Failure, OptimizerState, Read, Recording, Source, Step
 from torch_promote.recording.values import NonfiniteValues, Values
-from torch_promote.report.codec import decode, decode_record, encode
+from torch_promote.report.codec import decode, decode_record, encode, refuse_constant
 
 __all__ = ["CALLS_TO_WRITE", "SUFFIX", "RecordingFile", "read_recording", "write_recording"]
 
@@ -348,7 +348,6 @@ class _Reader:
         self._values: list[Values] = []
         self._arguments: list[tuple[tuple[str, Any], ...]] = []
         self._known: dict[tuple[TensorInfo, ...], tuple[TensorInfo, ...]] = {}
-        self._threads = 0
         self._started = 0
 
     def read(self, lines: list[bytes]) -> dict[str, Any] | None:
@@ -357,7 +356,7 @@ class _Reader:
             "module": lambda data: self._modules.append(decode(str, data)),
             "tensor": lambda data: self._tensors.append(decode(TensorInfo, data)),
             "kind": self._read_kind,
-            "thread": self._read_thread,
+            "thread": lambda data: None,  # a call has its number
             "arguments": lambda data: self._arguments.append(arguments_of(decode(Mapping[str, Any], data))),
             "values": lambda data: self._values.append(Values.from_json(data)),
             "source": self._read_source,
@@ -368,7 +367,7 @@ class _Reader:
         }
         for number, line in enumerate(lines, 2):
             try:
-                data = json.loads(line, parse_constant=_refuse)
+                data = json.loads(line, parse_constant=refuse_constant)
                 if isinstance(data, dict):
                     return data
                 if isinstance(data[0], str):
@@ -378,9 +377,6 @@ class _Reader:
             except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
                 raise ValueError(f"line {number} is wrong ({type(error).__name__}: {error})") from error
         return None
-
-    def _read_thread(self, data: Any) -> None:
-        self._threads += 1
 
     def _read_environment(self, data: Any) -> None:
         self._report.environment = decode(dict[str, str], data)
@@ -473,7 +469,3 @@ def _at(found: list[Any], number: Any) -> Any:
     if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < len(found):
         raise ValueError(f"there is no definition {number!r}")
     return found[number]
-
-
-def _refuse(constant: str) -> float:
-    raise ValueError(f"{constant} is not JSON")

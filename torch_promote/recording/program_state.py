@@ -24,6 +24,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch_promote import _C
 from torch_promote.observe.call import Argument, TensorInfo
 from torch_promote.observe.ops import argument_of, unnoticed
+from torch_promote.observe.places import frames
 from torch_promote.recording.recording import OptimizerState
 from torch_promote.recording.values import Values
 
@@ -241,9 +242,7 @@ def _schedulers_and_scalers(optimizer: torch.optim.Optimizer) -> list[Any]:
     attributes = [one for one in found if type(one) is dict and one.get("optimizer") is optimizer]
     found += gc.get_referrers(*attributes) if attributes else []
     schedulers = [one for one in found if issubclass(type(one), LRScheduler)]
-    frame: Any = sys._getframe(1)
-    while frame is not None and frame.f_code not in _OF_SCALER:
-        frame = frame.f_back
+    frame = next((one for one in frames() if one.f_code in _OF_SCALER), None)
     return schedulers if frame is None else [*schedulers, frame.f_locals["self"]]
 
 

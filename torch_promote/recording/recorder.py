@@ -29,7 +29,7 @@ import bisect
 import contextlib
 import dataclasses
 import functools
-import sys
+import itertools
 import threading
 import types
 import weakref
@@ -45,7 +45,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch_promote.observe.call import COMPILED, COMPILED_FUNCTION, Call, TensorInfo, Unseen, infos_of, records_of
 from torch_promote.observe.observer import OpenCall
 from torch_promote.observe.ops import asks_for_infinity, facts_of, has_storage, tensors_in, written
-from torch_promote.observe.places import RunningModules, innermost_line, is_ours
+from torch_promote.observe.places import RunningModules, frames, innermost_line, is_ours
 from torch_promote.recording.file import CALLS_TO_WRITE, RecordingFile
 from torch_promote.recording.program_state import (
     OptimizerStates,
@@ -555,9 +555,7 @@ class Recorder:
         self._end_step(parameters, updated=True)
 
     def _note_unscaled(self) -> None:
-        frame: Any = sys._getframe(1)
-        while frame is not None and frame.f_code is not _UNSCALE:
-            frame = frame.f_back
+        frame = next((one for one in frames() if one.f_code is _UNSCALE), None)
         optimizer = None if frame is None else frame.f_locals["optimizer"]
         if isinstance(optimizer, torch.optim.Optimizer):
             self._unscaled.add(optimizer)
@@ -661,9 +659,7 @@ def loss_of(call: Call, args: Sequence[Any]) -> torch.Tensor | None:
     """Returns the loss if a call that has just ended makes the gradient of one."""
     if call.op != "aten::ones_like":
         return None
-    frame: Any = sys._getframe(1)
-    while frame is not None and is_ours(frame):
-        frame = frame.f_back
+    frame = next(itertools.filterfalse(is_ours, frames()), None)
     is_loss = frame is not None and frame.f_code is _GRADIENT_OF_LOSS and isinstance(args[0], torch.Tensor)
     return args[0] if is_loss else None
 

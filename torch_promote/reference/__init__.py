@@ -28,7 +28,7 @@ from torch_promote.reference.promotion import (
     result_type,
 )
 from torch_promote.reference.promotion_rules import RULE_NAMES, PromotionRule, RuleName, make_rule, promotion_rule
-from torch_promote.reference.strides import ShapeError, is_non_overlapping_and_dense, suggest_memory_format
+from torch_promote.reference.strides import ShapeError, is_non_overlapping_and_dense
 from torch_promote.reference.tensor_iterator import (
     ElementwiseResult,
     TensorIteratorConfig,
@@ -62,5 +62,4 @@ __all__ = [
     "promote_types",
     "promotion_rule",
     "result_type",
-    "suggest_memory_format",
 ]

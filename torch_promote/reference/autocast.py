@@ -58,8 +58,6 @@ class AutocastState:
         overrides: Policies by the overload's full name, such as `aten::mm`: for every device type, or by device type.
             For other ops, the table's policies apply.
         inference_mode: Whether inference mode is on, in which no cast is cached or reused.
-        keeps_more: Whether `my_autocast` also keeps casts that PyTorch repeats at each use: of half-precision weights,
-            frozen parameters, and in inference mode. This assumes that no other tensor shares their data.
         cached: The valid casts in the cache: weights, and the dtypes that they were cast to.
 
     Example:
@@ -74,7 +72,6 @@ class AutocastState:
     cache_enabled: bool = True
     overrides: Overrides = field(default_factory=lambda: MappingProxyType({}))
     inference_mode: bool = False
-    keeps_more: bool = False
     cached: tuple[tuple[torch.Tensor, torch.dtype], ...] = field(default=(), compare=False)
 
     @classmethod
@@ -283,8 +280,9 @@ def _plan(call: Call, name: str, device: str, policy: CastPolicy | torch.dtype, 
         chosen = dict.fromkeys(absent if first_eligible else (), torch.float32)
         return AutocastPlan(policy, device, (), name, MappingProxyType(chosen))
     if policy is CastPolicy.fp32_append_dtype and isinstance(first, torch.Tensor):
-        dtype = torch.float32 if first_eligible else first.dtype
-        return AutocastPlan(policy, device, (), _with_dtype(name), MappingProxyType({"dtype": dtype}))
+        dtype, row = torch.float32 if first_eligible else first.dtype, _rows()[name]
+        runs = f"aten::{row.op}.{row.redispatch_overload}"
+        return AutocastPlan(policy, device, (), runs, MappingProxyType({"dtype": dtype}))
     targets: Iterable[_Target]
     if policy is CastPolicy.match_self:
         targets = _matching(call, device)
@@ -307,10 +305,7 @@ def _casts(
     for path, tensor, to in targets:
         if tensor.dtype is to or not _eligible(tensor, device, with_doubles):
             continue
-        cacheable = state.cache_enabled and (
-            (not state.inference_mode and _is_weight(tensor))
-            or (state.keeps_more and _gives_own_results(call.signature.name) and _is_known_weight(tensor))
-        )
+        cacheable = state.cache_enabled and not state.inference_mode and _is_weight(tensor)
         served = any(weight is tensor and dtype is to for weight, dtype in cached)
         yield Cast(path, tensor.dtype, to, cacheable, cacheable and served)
         cached.append((tensor, to))
@@ -320,7 +315,8 @@ def _matching(call: Call, device: str) -> Iterator[_Target]:
     """The tensors that `match_self` may cast, with the dtype of what is written."""
     # Lists go in step with a list that is written. Beside such a list of several dtypes, no dtype matches other
     # tensors.
-    first = next(filter(None, _written(call)), [])
+    written = (tensors_in(a.name, call[a.name]) for a in call.signature.arguments if a.written)
+    first = next(filter(None, ([tensor for _, tensor in named] for named in written)), [])
     dtypes = [one.dtype if _eligible(one, device, with_doubles=True) else None for one in first]
     for argument in call.signature.arguments:
         tensors = [] if argument.written else list(tensors_in(argument.name, call[argument.name]))
@@ -340,8 +336,9 @@ def _target(call: Call, device: str, policy: CastPolicy | torch.dtype, lower: to
         return lower
     if policy is CastPolicy.fp32:
         return torch.float32
-    if policy is CastPolicy.promote:
-        return _join(call, device)
+    if policy is CastPolicy.promote:  # optional tensors are not considered
+        dtypes = {tensor.dtype for _, tensor, asked in _candidates(call) if asked and _eligible(tensor, device)}
+        return None if not dtypes else dtypes.pop() if len(dtypes) == 1 else torch.float32
     return None
 
 
@@ -359,13 +356,6 @@ def _candidates(call: Call) -> Iterator[tuple[str, torch.Tensor, bool]]:
             yield path, tensor, not is_optional
 
 
-def _written(call: Call) -> Iterator[list[torch.Tensor]]:
-    """The tensors of each argument that the op writes to, in schema order."""
-    for argument in call.signature.arguments:
-        if argument.written:
-            yield [tensor for _, tensor in tensors_in(argument.name, call[argument.name])]
-
-
 def _devices(call: Call) -> set[str]:
     """The device types that take part in dispatch. A Python number passed for a tensor is on the CPU."""
     # The keys of MKLDNN tensors include no backend, and backends determine the Autocast keys.
@@ -379,12 +369,6 @@ def _devices(call: Call) -> set[str]:
     return found
 
 
-def _join(call: Call, device: str) -> torch.dtype | None:
-    """The tensors' dtype, or float32 if they differ. Optional tensors are not considered."""
-    dtypes = {tensor.dtype for _, tensor, asked in _candidates(call) if asked and _eligible(tensor, device)}
-    return None if not dtypes else dtypes.pop() if len(dtypes) == 1 else torch.float32
-
-
 def _eligible(tensor: torch.Tensor, device: str, with_doubles: bool = False) -> bool:
     """Floating, not double by default, on the device. Source: aten/src/ATen/autocast_mode.h, is_eligible (v2.13)."""
     double = tensor.dtype is torch.float64
@@ -392,7 +376,7 @@ def _eligible(tensor: torch.Tensor, device: str, with_doubles: bool = False) -> 
 
 
 def _is_weight(tensor: torch.Tensor) -> bool:
-    """Whether stock's cache mode keeps casts of a tensor."""
+    """Whether the cache keeps casts of a tensor in stock's mode."""
     # Not modelled: PyTorch does not cache casts of tensors that belong to a CUDA graph. PyTorch checks whether
     # inference mode is on; this package also excludes tensors created in inference mode, which have no version counter.
     # Source: aten/src/ATen/autocast_mode.cpp, cached_cast (v2.13).
@@ -403,27 +387,6 @@ def _is_weight(tensor: torch.Tensor) -> bool:
         and not tensor._is_view()
         and not tensor.is_inference()
     )
-
-
-def _is_known_weight(tensor: torch.Tensor) -> bool:
-    """Whether the cache modes beyond stock's keep casts of a tensor: of plain weights that are no views."""
-    plain = (
-        type(tensor).__name__ in ("Tensor", _PARAMETER)
-        and tensor.layout is torch.strided
-        and tensor.device.type in ("cpu", "cuda")
-    )
-    is_parameter = any(kind.__name__ == _PARAMETER for kind in type(tensor).__mro__)
-    weight = tensor.is_leaf and not tensor._is_view() and (tensor.requires_grad or is_parameter)
-    return plain and weight and not tensor.is_inference()
-
-
-_PARAMETER = "Parameter"
-
-
-def _gives_own_results(name: str) -> bool:
-    """Whether the op never returns one of its arguments, or a view of one, to which the caller could write."""
-    may_share = ("aten::einsum", "aten::chain_matmul", "aten::flex_attention", "aten::view_as_complex")
-    return name in _rows() and name not in may_share
 
 
 @functools.cache
@@ -456,9 +419,3 @@ def has_policy(name: str, device: str, state: AutocastState) -> bool:
     """Whether autocast has a policy for an op on a device type, or a kernel of PyTorch's or a library's."""
     # Source: aten/src/ATen/autocast_mode.cpp, TORCH_LIBRARY_IMPL (v2.13).
     return _policy(name, device, state) is not CastPolicy.fallthrough or _has_stock_kernel(name, device)
-
-
-def _with_dtype(name: str) -> str:
-    """The overload that fp32_append_dtype calls instead."""
-    row = _rows()[name]
-    return f"aten::{row.op}.{row.redispatch_overload}"

@@ -73,53 +73,6 @@ def is_non_overlapping_and_dense(shape: Sizes, strides: Sizes) -> bool:
     return 0 in shape or _lies_along(shape, strides, innermost_first)
 
 
-def _grows_along(shape: Sizes, strides: Sizes, perm: Sequence[int]) -> bool:
-    """Whether the strides suggest that a tensor was created in the format with the order `perm` of dimensions."""
-    # A `[2, 1, 4, 4]` tensor can be contiguous in both formats. The strides of dimensions of size 1 then decide; if
-    # they do not either, the tensor counts as contiguous.
-    # Source: c10/core/MemoryFormat.h, is_channels_last_strides_2d_s4 (v2.13); c10/core/MemoryFormat.h,
-    # is_channels_last_strides_3d_s5 (v2.13).
-    if strides[1] == 0:  # the channels are expanded
-        return False
-    least = 0
-    for dim in perm:
-        if shape[dim] == 0 or strides[dim] < least:
-            return False
-        # [N, 1, 1, 1] with equal strides: a sliced contiguous tensor looks like a sliced channels_last one.
-        if dim == 0 and least == strides[1]:
-            return False
-        # A dimension of size 1 moves the bound too, which distinguishes [N, 1, H, 1] in channels_last from contiguous.
-        least = strides[dim] * max(shape[dim], 1)
-    return True
-
-
-def suggest_memory_format(shape: Sizes, strides: Sizes, exact_match: bool = False) -> torch.memory_format:
-    """Returns the memory format that a tensor's strides suggest.
-
-    Args:
-        shape: Its sizes.
-        strides: Its strides.
-        exact_match: Whether the strides must be exactly those of a channels_last tensor of the shape. Those of slices,
-            and of tensors with dimensions of size 1, may differ.
-
-    Returns:
-        channels_last, channels_last_3d or contiguous_format.
-
-    Example:
-        >>> suggest_memory_format((2, 1, 4, 4), (16, 1, 4, 1))
-        torch.channels_last
-        >>> suggest_memory_format((2, 4, 1, 1), (4, 1, 1, 1))
-        torch.contiguous_format
-
-    Source: aten/src/ATen/core/TensorBase.h, suggest_memory_format (v2.13).
-    """
-    for memory_format, perm in _FORMATS.items():
-        if len(shape) == len(perm) and _grows_along(shape, strides, perm):
-            exact = not exact_match or tuple(strides) == strides_along(shape, perm)
-            return memory_format if exact else torch.contiguous_format
-    return torch.contiguous_format
-
-
 def has_internal_overlap(shape: Sizes, strides: Sizes) -> bool:
     """Whether a tensor uses an element of memory twice, as an expanded tensor does."""
     # Source: aten/src/ATen/MemoryOverlap.cpp, has_internal_overlap (v2.13).

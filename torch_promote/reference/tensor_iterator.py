@@ -35,11 +35,9 @@ class TensorIteratorConfig:
         cast_common_dtype_to_outputs: Cast the result to the output's dtype if that differs from the common dtype.
         enforce_safe_casting_to_output: Refuse that cast unless `can_cast` allows it.
         check_all_same_dtype: Require one dtype for all operands. Off if inputs are promoted or outputs cast.
-        check_all_same_device: Require one device for all operands.
         allow_cpu_scalars: Allow one 0-dim CPU tensor among operands on another device.
         check_mem_overlap: Refuse an output that uses an element of memory twice.
         resize_outputs: Resize an output of another shape, instead of including it in broadcasting.
-        is_reduction: Allow an output that is smaller than the inputs.
         static_dtype: The dtype of an allocated output, independent of the inputs.
 
     Example:
@@ -56,11 +54,9 @@ class TensorIteratorConfig:
     cast_common_dtype_to_outputs: bool = False
     enforce_safe_casting_to_output: bool = False
     check_all_same_dtype: bool = True
-    check_all_same_device: bool = True
     allow_cpu_scalars: bool = False
     check_mem_overlap: bool = True
     resize_outputs: bool = True
-    is_reduction: bool = False
     static_dtype: torch.dtype | None = None
 
     def __post_init__(self) -> None:
@@ -95,10 +91,6 @@ PRESETS: dict[str, TensorIteratorConfig] = {
     ),
     # addcdiv: build_ternary_op; addcmul sets the flags of "binary" itself
     "ternary": replace(_BINARY, allow_cpu_scalars=False),
-    # sum into a given output: reduce_op with one output
-    "reduce": TensorIteratorConfig(
-        promote_inputs_to_common_dtype=True, check_mem_overlap=False, resize_outputs=False, is_reduction=True
-    ),
     # random_, arange into a given output: nullary_op
     "nullary": TensorIteratorConfig(check_all_same_dtype=False, resize_outputs=False),
 }
@@ -177,7 +169,9 @@ def infer_elementwise(
                 f"out of shape {list(output.shape)} and strides {list(_strides(output))} uses elements of its memory "
                 "more than once. Use out.clone() instead."
             )
-    shape = _compute_shape(inputs, output, config)
+    # Source: aten/src/ATen/TensorIterator.cpp, TensorIteratorBase::compute_shape (v2.13).
+    fixed = [] if output is None or config.resize_outputs else [output.shape]
+    shape = broadcast_shapes(*fixed, *(operand.shape for operand in inputs))
     resized = output is None or _will_resize(output, shape, config, any(operand is out for operand in operands))
     common_device = _common_device(inputs, output, config, device_type)
     common = _compute_types(inputs, output, config, default_dtype)
@@ -260,22 +254,12 @@ def _strides(operand: Operand) -> Sizes:
     return contiguous_strides(operand.shape) if operand.strides is None else operand.strides
 
 
-def _compute_shape(inputs: list[Operand], output: Operand | None, config: TensorIteratorConfig) -> Sizes:
-    """Source: aten/src/ATen/TensorIterator.cpp, TensorIteratorBase::compute_shape (v2.13)."""
-    shapes = [operand.shape for operand in inputs]
-    if output is not None and not config.resize_outputs:
-        shapes.insert(0, output.shape)
-    return broadcast_shapes(*shapes)
-
-
 def _will_resize(output: Operand, shape: Sizes, config: TensorIteratorConfig, read_write: bool) -> bool:
     """Source: aten/src/ATen/TensorIterator.cpp, TensorIteratorBase::mark_resize_outputs (v2.13)."""
     if output.shape == shape:
         return False
     if config.resize_outputs and not read_write:
         return True
-    if config.is_reduction:
-        return False
     raise ShapeError(f"out has shape {list(output.shape)}, which the op may not resize to {list(shape)}.")
 
 
@@ -285,8 +269,8 @@ def _common_device(inputs: list[Operand], output: Operand | None, config: Tensor
     everything = inputs if output is None else [output, *inputs]
     devices = [operand.device or device for operand in everything]
     common = next((found for found in devices if found != "cpu"), "cpu")
-    if common == "cpu" or not config.check_all_same_device:
-        return device if common == "cpu" else common
+    if common == "cpu":
+        return device
     scalars_left = 1 if config.allow_cpu_scalars else 0
     for operand, found in zip(everything, devices, strict=True):
         if found == common:

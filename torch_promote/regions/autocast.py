@@ -152,9 +152,6 @@ def decorate(region: AbstractContextManager[Any], func: Any) -> Any:
             finally:
                 steps.end()
 
-        if inspect.isfunction(func) and func.__code__.co_flags & inspect.CO_ITERABLE_COROUTINE:
-            wrapper = types.coroutine(wrapper)
-
     else:
 
         @functools.wraps(func)

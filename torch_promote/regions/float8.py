@@ -4,14 +4,7 @@ The extension calls `linear` here for a call under such a policy (csrc/dispatch/
 Python because torch.compile has to see the ops: AOTAutograd traces an autograd.Function through, into one graph that
 contains the scaled products.
 
-The numbers are those of torchao's Float8Linear with dynamic scaling:
-
-    policy                      scale                     gradients of the output   grad_weight
-    float8:tensorwise           one for each tensor       float8_e5m2               float8
-    float8:rowwise              one for each row of an    float8_e4m3fn             float8
-                                operand, a power of two
-    float8:rowwise_with_gw_hp   the same                  float8_e4m3fn             the autocast dtype
-
+The numbers are those of torchao's Float8Linear with dynamic scaling; docs/float8.md has a table of the policies.
 Inputs and weights are float8_e4m3fn. A product's operands are scaled along the dimension that it sums over. What is
 saved for the backward is in the autocast dtype, as under lower_precision_fp.
 

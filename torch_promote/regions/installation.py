@@ -4,9 +4,6 @@
 warnings and attributes. So it also affects code that imported the class earlier (`from torch import autocast`),
 subclasses (`torch.cuda.amp.autocast`), `custom_fwd` and `ExitStack`.
 
-The environment variable TORCH_PROMOTE_AUTOCAST=1 calls `install`: _torch_promote_hooks.py, next to the package, imports
-the package at the end of `import torch`.
-
 Source: torch/amp/autocast_mode.py, class autocast, _enter_autocast (v2.13).
 """
 

@@ -37,7 +37,7 @@ from torch.utils._pytree import tree_map
 from torch_promote.errors import PolicyError, RegionError, UnusedOverrideWarning
 from torch_promote.extension import RegionSpec, number_in_force
 from torch_promote.policy.op_names import spell_key
-from torch_promote.policy.op_table import DEVICE_TYPES, CastPolicy
+from torch_promote.policy.op_table import DEVICE_TYPES, CastPolicy, spell_policy
 from torch_promote.policy.overrides import advice_for
 from torch_promote.policy.policy import Policy, PolicyOfModule
 from torch_promote.regions.autocast import Region, check_devices, policy_change
@@ -83,17 +83,11 @@ class ModulePolicy:
 
 def _by_name(overrides: Mapping[Any, Any]) -> dict[str, str]:
     """Overrides in a form that can be printed, compared and pickled."""
-
-    def policy(value: Any) -> Any:
-        if isinstance(value, CastPolicy):
-            return value.value
-        return str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else value
-
     named: dict[str, str] = {}
     for key, value in overrides.items():
-        op = spell_key(key)
-        if named.setdefault(op, policy(value)) != policy(value):
-            raise PolicyError(f"{op!r} gets two policies, {named[op]!r} and {policy(value)!r}. Name it once.")
+        op, policy = spell_key(key), spell_policy(value) if isinstance(value, CastPolicy | torch.dtype) else value
+        if named.setdefault(op, policy) != policy:
+            raise PolicyError(f"{op!r} gets two policies, {named[op]!r} and {policy!r}. Name it once.")
     return named
 
 

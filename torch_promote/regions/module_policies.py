@@ -34,6 +34,7 @@ from torch_promote.extension import NumberedTables, fork_safe_lock, number_in_fo
 from torch_promote.integrations import checkpoint as _checkpoint
 from torch_promote.integrations.compile import skip_frames
 from torch_promote.policy.module_tables import OF_CLASS, spell_table
+from torch_promote.policy.op_names import is_pattern
 from torch_promote.policy.policy import AppliedPolicy, ModuleHandle, ModulePolicyLike, Policy, PolicyOfModule
 from torch_promote.regions.module_forward import (
     ModulePolicy,
@@ -133,7 +134,7 @@ def choose(model: nn.Module, policies: Mapping[Any, ModulePolicyLike]) -> dict[n
         )
     chosen: dict[nn.Module, tuple[int, Key, ModulePolicy]] = {}
     for key, value in policies.items():
-        modules, rank = _find(names, key), 2 if _is_class(key) else int(_is_pattern(key))
+        modules, rank = _find(names, key), 2 if _is_class(key) else int(is_pattern(key))
         try:
             policy = ModulePolicy(value)
         except PolicyError as error:
@@ -253,10 +254,6 @@ def _original(name: str) -> str:
     return ".".join(part for part in name.split(".") if part != _COMPILED) if _COMPILED in name else name
 
 
-def _is_pattern(key: str) -> bool:
-    return any(character in key for character in "*?[")
-
-
 def _is_class(key: Key) -> bool:
     return not isinstance(key, str) or key.startswith(OF_CLASS)
 
@@ -322,7 +319,7 @@ def _no_match(names: Mapping[nn.Module, list[str]], key: Key) -> str:
 
 def matches(name: str, key: str) -> bool:
     """Whether a name or a pattern, as in `set_module_policy`, selects the module with a name."""
-    if not _is_pattern(key):
+    if not is_pattern(key):
         return name == key
     return bool(name) and _match_parts(name.split("."), key.split("."))
 
@@ -556,7 +553,7 @@ class _Follower:
     def _has_all(self, module: nn.Module) -> bool:
         own = _names(module)
         paths = {path for each in own.values() for path in each}
-        exact = [key for key in self._keys if not _is_class(key) and not _is_pattern(key)]
+        exact = [key for key in self._keys if not _is_class(key) and not is_pattern(key)]
         others = [key for key in self._keys if key not in exact]
         return paths.issuperset(exact) and all(_selects(key, own) for key in others)
 

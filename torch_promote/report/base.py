@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias
 
 from torch_promote.errors import MissingPackageError, OptionError, check_path
 from torch_promote.policy.files import write_atomically
-from torch_promote.report.codec import WRONG_DATA, decode_fields, encode, place_of
+from torch_promote.report.codec import WRONG_DATA, decode_fields, encode, place_of, refuse_constant
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -191,18 +191,12 @@ class Report:
 
     `print(report)` writes plain text of 100 columns; `rich.print(report)` adapts to the terminal and has colours; a
     notebook shows the page.
-
-    Attributes:
-        NOUN: The name of such a report, for errors: "comparison".
-        FORMAT: The "format" of its JSON.
-        VERSION: The "version" of its JSON.
-        NOT_LOADED: Why `load` reads no such report, with "{path}" for the file; "" if it does.
     """
 
-    NOUN: ClassVar[str] = "report"
-    FORMAT: ClassVar[str] = "torch_promote report"
+    NOUN: ClassVar[str] = "report"  # what errors call it
+    FORMAT: ClassVar[str] = "torch_promote report"  # in its JSON, with the version
     VERSION: ClassVar[int] = 1
-    NOT_LOADED: ClassVar[str] = ""
+    NOT_LOADED: ClassVar[str] = ""  # why `load` reads no such report, with "{path}" for the file; "" if it does
 
     def content(self) -> Content:
         """Returns all that the report says to people."""
@@ -277,7 +271,7 @@ class Report:
         cannot = f"cannot read the {cls.NOUN} {os.fspath(path)!r}:"
         saved = 'Pass a file that report.save("NAME.json") wrote.'
         try:
-            data = json.loads(Path(path).read_text(encoding="utf-8"), parse_constant=_refuse)
+            data = json.loads(Path(path).read_text(encoding="utf-8"), parse_constant=refuse_constant)
         except OSError as error:
             raise OptionError(f"{cannot} {error.strerror or error}. {saved}") from error
         except (ValueError, RecursionError) as error:
@@ -377,11 +371,6 @@ def table_html(table: Table) -> str:
     more = len(table.rows) - table.most
     left_out = f"<p>... {more:,} more</p>" if more > 0 else ""
     return f"<table><thead><tr>{names}</tr></thead><tbody>{rows}</tbody></table>{left_out}"
-
-
-def _refuse(constant: str) -> None:
-    """Refuses NaN and infinities, which Python's reader accepts. `encode` writes them as strings."""
-    raise ValueError(f"JSON has no {constant}")
 
 
 def _kind_of(values: Sequence[Cell]) -> Kind:

@@ -73,6 +73,11 @@ def place_of(error: BaseException) -> str:
     return "".join(reversed(getattr(error, "__notes__", ()))).removeprefix(".")
 
 
+def refuse_constant(constant: str) -> None:
+    """Refuses NaN and infinities, which Python's reader of JSON accepts. `encode` writes them as strings."""
+    raise ValueError(f"JSON has no {constant}")
+
+
 @functools.cache
 def _fields(kind: Any) -> list[tuple[str, Decoder]]:
     hints = typing.get_type_hints(kind)

@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from torch_promote.reference.ops.call import Call, Signature, TensorLike, signature_of, strides_of
+from torch_promote.reference.ops.call import Call, TensorLike, signature_of, strides_of
 from torch_promote.reference.ops.dtype_rules import DTYPE_RULES
 from torch_promote.reference.ops.elementwise_rules import ELEMENTWISE_RULES
 from torch_promote.reference.promotion import Operand
@@ -193,15 +193,11 @@ def infer(
     entry = rule_table().get(call.signature.name)
     if entry is not None:
         return _apply(entry, call)
-    if not _returns_tensors(call.signature):
+    if not any("Tensor" in type_ for type_, _ in call.signature.returns):
         return Inference("no tensors", ())
     if all(written is not None for _, written in call.signature.returns):
         return _written(op, call)
     return NO_RULE
-
-
-def _returns_tensors(signature: Signature) -> bool:
-    return any("Tensor" in type_ for type_, _ in signature.returns)
 
 
 def _apply(entry: Entry, call: Call) -> Inference:

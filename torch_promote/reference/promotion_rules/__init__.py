@@ -1,8 +1,4 @@
-"""Promotion rules as data: PyTorch's rule and others.
-
-rule: `PromotionRule`, the tables of a rule and the common dtype of any operands; named_rules: the rules by
-name; user: `make_rule`, a user's own rule.
-"""
+"""Promotion rules as data: PyTorch's rule and others."""
 
 from torch_promote.errors import PromotionRuleError, RuleDefinitionError
 from torch_promote.reference.promotion_rules.named_rules import RULE_NAMES, RuleName, promotion_rule

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from torch_promote.errors import DtypeError, RuleDefinitionError, explains_arguments
-from torch_promote.policy.dtype_names import dtype_of_name, parse_dtype
+from torch_promote.errors import RuleDefinitionError, explains_arguments
+from torch_promote.policy.dtype_names import operand_of_name, parse_dtype
 from torch_promote.reference.dtypes import ALL_DTYPES, dtype_name, is_complex, is_floating, kind
 from torch_promote.reference.promotion import CODES
 from torch_promote.reference.promotion_rules.named_rules import RULE_NAMES, RuleName, promotion_rule
@@ -62,6 +62,7 @@ def make_rule(
         RuleDefinitionError: An argument has another type than the above; or the table has two results for a pair,
             promotes a dtype with itself to another one, or has a result that is not a dtype. The message names the
             pair.
+        DtypeError: The default dtype does not exist, or is none that `torch.set_default_dtype` takes.
 
     Example:
         >>> rule = make_rule("careful", {(torch.int32, torch.float32): torch.float64}, over="torch")
@@ -76,7 +77,7 @@ def make_rule(
     pairs = _of_function(name, tensors) if callable(tensors) else _both_ways(name, tensors)
     numbers = {_named(key): _named(answer) for key, answer in (numbers or {}).items()}
     floats = {_named(source): _named(answer) for source, answer in (floats or {}).items()}
-    default_dtype = _default(name, default_dtype)
+    default = torch.get_default_dtype() if default_dtype is None else parse_dtype(default_dtype, "default_dtype")
     _check_numbers_and_floats(name, numbers, floats)
 
     @functools.cache
@@ -87,7 +88,7 @@ def make_rule(
     # Two rules of one content are one object. `build` holds `over`, so that its address is not used again.
     content = tuple(frozenset(table.items()) for table in (pairs, numbers, floats))
     known = _builds.setdefault((name, *content, over if isinstance(over, str) else id(over)), build)
-    return known(default_dtype)
+    return known(default)
 
 
 def _check_arguments(name: object, tensors: object, over: object, numbers: object, floats: object) -> None:
@@ -109,23 +110,9 @@ def _check_arguments(name: object, tensors: object, over: object, numbers: objec
             raise _refused(name, f"{what} is a mapping, or None, got {table!r} of type {type(table).__name__}.")
 
 
-def _default(name: str, dtype: object) -> torch.dtype:
-    if dtype is None:
-        return torch.get_default_dtype()
-    try:
-        found = parse_dtype(dtype, "default_dtype")
-    except DtypeError as error:
-        raise _refused(name, f"{error}") from None
-    if not is_floating(found):
-        raise _refused(name, f"default_dtype is a floating dtype, got {dtype_name(found)}.")
-    return found
-
-
 def _named(value: Any) -> Any:
     """A dtype for its name, also in a pair. What is not the name of one is left for the checks."""
-    if isinstance(value, tuple):
-        return tuple(map(_named, value))
-    return (dtype_of_name(value) or value) if isinstance(value, str) else value
+    return tuple(map(_named, value)) if isinstance(value, tuple) else operand_of_name(value)
 
 
 def _built(
