@@ -235,6 +235,14 @@ optimizer.step()
 """
 
 
+def clamp_passes_a_gradient_at_a_rounded_bound() -> bool:
+    """Not since PyTorch 2.15, whose backward compares with the bound as it is."""
+    x = torch.ones(1, dtype=torch.float16, requires_grad=True)
+    x.clamp(-0.9999999, 0.9999999).sum().backward()
+    return bool(x.grad)
+
+
+@pytest.mark.skipif(not clamp_passes_a_gradient_at_a_rounded_bound(), reason="there is no NaN to cure")
 @pytest.mark.parametrize(
     ("argument", "cure"),
     [("torch.nn.functional.linear(torch.ones(1, 2), w)", "linear"), ("(2 * w).half()", None)],
