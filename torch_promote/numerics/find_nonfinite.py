@@ -263,7 +263,7 @@ class NonfiniteReport(Report):
         seen, found = self._seen, []
         if seen.clipped is not None:
             by = seen.clipped.op.endswith(("mul_", "div_"))
-            how = "multiplied by a factor that comes from their size" if by else "clipped"
+            how = "multiplied by a factor that is computed from them" if by else "clipped"
             found.append(
                 f"Gradients were {how} while they were scaled, {tell_line(seen.clipped)}: call "
                 "scaler.unscale_(optimizer) before."

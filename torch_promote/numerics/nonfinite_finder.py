@@ -195,11 +195,10 @@ class ScaledGradients:
     _memory: set[int] = field(default_factory=set)
     _is_backward_of_one: bool = False  # whether the backward that runs, or ran last, is of such a loss
     # Those of the scale, of what the program computes from scaled gradients, and of what the backward of another loss
-    # has computed without the scale. Numbers that the program reads of what it computes from scaled gradients.
+    # has computed without the scale.
     _scales: set[int] = field(default_factory=set)
     _computed: set[int] = field(default_factory=set)
     _plain: set[int] = field(default_factory=set)
-    _numbers: list[float] = field(default_factory=list)
 
     def begin(self, scale: float, is_overflow: bool) -> None:
         """A loss is multiplied by the scale. `is_overflow`: its values come from an overflow that was divided."""
@@ -210,15 +209,14 @@ class ScaledGradients:
         """Gradients were divided by the scale, and one of them is not finite, or all are finite."""
         self._memory.difference_update(_addresses(gradients))
         self._plain.difference_update(_addresses(gradients))
-        self._numbers.clear()
         self.unfit = [one for one in map(_storage, gradients if found_inf else ()) if one is not None]
         self.are_unscaled = True
 
     def update(self) -> None:
         """GradScaler updates its scale."""
         self.scale, self.has_overflowed = None, False
-        for known in (self._memory, self._computed, self._numbers):
-            known.clear()
+        self._memory.clear()
+        self._computed.clear()
 
     def have_scale(self, tensors: Iterable[torch.Tensor]) -> bool:
         """Whether one of these tensors has the scale in it."""
@@ -229,16 +227,9 @@ class ScaledGradients:
         return sum(not self._plain.isdisjoint(_addresses([one])) for one in gradients)
 
     def are_sized(self, watched: WatchedCall) -> bool:
-        """Whether a call multiplies scaled gradients in place by a factor that comes from their size."""
-        if not watched.facts.op_name.endswith(("mul_", "div_")) or not self.have_scale(watched.results):
-            return False
-        factors, numbers, read = _addresses(tensors_in(watched.args[1:])), _numbers_in(watched.args[1:]), self._numbers
-        # What limits a norm is a number of few digits, divided by the norm: one that was read, or that of all.
-        norms = [*read[-1:], sum(read), math.hypot(*read), math.sqrt(abs(sum(read)))]
-        limits = [one * norm for one in numbers for norm in norms if 0 < one < 1]
-        return not self._computed.isdisjoint(factors) or any(
-            one and math.isclose(one, float(f"{one:.1e}"), rel_tol=1e-5) for one in limits
-        )
+        """Whether a call multiplies scaled gradients in place by a tensor that is computed from them."""
+        in_place = watched.facts.op_name.endswith(("mul_", "div_")) and self.have_scale(watched.results)
+        return in_place and not self._computed.isdisjoint(_addresses(tensors_in(watched.args[1:])))
 
     def follow(self, watched: WatchedCall, divides: Callable[[WatchedCall], bool]) -> None:
         """Called after each call."""
@@ -261,8 +252,6 @@ class ScaledGradients:
         else:
             depends = watched.call.phase == "forward" and not read.isdisjoint(self._memory | self._computed)
             is_divided = depends and divides(watched)
-            if watched.call.op == "aten::_local_scalar_dense" and not read.isdisjoint(self._computed):
-                self._numbers.append(extremes(watched.args[:1])[0][1])
             if is_divided or not (watched.facts.writes or watched.facts.shares):
                 self._memory -= made  # which use the memory of a gradient again
                 self._plain -= made
@@ -903,9 +892,11 @@ class NonfiniteFinder:
                 if call.op in _EXPONENTIALS and inputs[0][1] != math.inf:  # exp turns a mask's -inf into 0
                     return self._kind(watched, finite=True)
                 more = self._beyond_float32(watched)
+                if more <= 0:
+                    return None
                 text = _MORE_INFINITE.format(count=more, dtype=dtype_name(_lower_dtype(watched)))
                 texts = (text, CLAMP_MASKS) if call.op.removesuffix("_") in SUMS else (text,)
-                return Verdict("overflow in the op", call.name, text=texts) if more > 0 else None
+                return Verdict("overflow in the op", call.name, text=texts)
             if self._is_mask(watched):
                 self._add_benign("mask", call, watched.nonfinite)
                 return None

@@ -209,11 +209,13 @@ class RecentCalls:
                     maker, made = None, None
                 copy = copies.get(id(value))
                 if copy is not None:
-                    return _Kept(value.dtype, memory, copy, None, _version(copy), maker, position, True, is_of_backward)
+                    return _Kept(
+                        value.dtype, memory, copy, None, _version(copy), maker, position, is_of_backward=is_of_backward
+                    )
                 strong, weak = _hold(value, phase)
                 if strong is None and made is not None:
                     strong = made.results[position].strong
-                return _Kept(value.dtype, memory, strong, weak, version, maker, position, True, is_of_backward)
+                return _Kept(value.dtype, memory, strong, weak, version, maker, position, is_of_backward=is_of_backward)
             except RuntimeError:  # an uninitialized parameter; a dtype or a subclass that lacks an op
                 return _UNREADABLE
         if isinstance(value, list | tuple):

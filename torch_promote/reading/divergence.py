@@ -107,10 +107,6 @@ class Fact:
     alone: tuple[int, int] = (0, 0)
 
 
-def _place_of_call(call: Call) -> tuple[str, str, str]:
-    return call.name, call.module, call.phase
-
-
 class Walk:
     """Walks through two runs."""
 
@@ -362,12 +358,11 @@ class Walk:
         """Whether the calls of a step have the same arguments in both runs, of which one is aligned with another."""
         if fact.kind != "arguments" or fact.one is None or fact.other is None:
             return False
-        given = []
-        for run, call in ((self.one, self.one.calls[fact.one]), (self.other, self.other.calls[fact.other])):
-            own = (run.calls[k] for k in run.own if run.steps[k] == fact.step)
-            given.append(
-                [one.arguments for one in own if _place_of_call(one) == _place_of_call(call)],
-            )
+        places = _place_of(self.one.calls[fact.one]), _place_of(self.other.calls[fact.other])
+        given = [
+            [run.calls[k].arguments for k in run.own if run.steps[k] == fact.step and _place_of(run.calls[k]) == place]
+            for run, place in zip(self.runs, places, strict=True)
+        ]
         return given[0] == given[1]
 
     def _call_of(self, fact: Fact) -> Call | None:
