@@ -293,6 +293,15 @@ def test_a_region_that_is_for_another_device() -> None:
     assert why.endswith(" is for cuda (1)")
 
 
+@pytest.mark.parametrize(("dtype", "said"), [(torch.float64, True), (torch.float32, False)])
+def test_what_is_float64_gets_no_override(dtype: torch.dtype, said: bool) -> None:
+    with tp.trace() as report, tp.my_autocast("cpu"):
+        nn.functional.linear(torch.ones(2, 4, dtype=dtype), torch.ones(2, 4, dtype=dtype))
+    advice = " ".join(report.explain("linear").advice)
+    assert ("The arguments of aten::linear are float64, which autocast does not cast" in advice) is said
+    assert ("fp32" in advice) is not said
+
+
 def test_a_promotion_where_no_override_acts() -> None:
     model = nn.Sequential(Biased())
     torch.set_autocast_enabled("cpu", True)

@@ -183,7 +183,7 @@ class _Explainer:
                 module,
                 group.calls,
                 spell(group.dtypes, "text"),
-                spell(Counter({short_source(one): n for one, n in (group.policies + group.rules).items()}), "text"),
+                spell(_short(group.policies + group.rules), "text"),
                 group.casts,
                 group.reused,
                 group.bytes,
@@ -290,7 +290,7 @@ class _Explainer:
         is_lower = any("float16" in text.split(" -> ")[0] for text in group.dtypes)  # or bfloat16
         if not other or (other == "lower" and not is_lower):  # it got float32, so there is no cast to avoid
             return ""
-        if all("float64" in text.split(" -> ")[0] for text in group.dtypes):
+        if {dtype for text in group.dtypes for dtype in text.partition(" -> ")[0].split(", ")} == {"float64"}:
             return f"The arguments of {op} are float64, which autocast does not cast: convert them in the code."
         if other == "lower" and self.kind != "op" and is_delicate(op):
             return ""
@@ -320,8 +320,16 @@ def describe_call(call: Call, report: Recording) -> str:
     return ", ".join(filter(None, place)) + (f": {', '.join(shares)}" if shares else "")
 
 
+def _short(sources: Counter[str]) -> Counter[str]:
+    """The number of calls by who has set the policy, as `short_source` spells it."""
+    found = Counter[str]()
+    for text, count in sources.items():
+        found[short_source(text)] += count
+    return found
+
+
 def _counts(counts: Counter[str]) -> str:
-    return some_of(f"{short_source(text)} ({count:,})" for text, count in counts.most_common() if count)
+    return some_of(f"{text} ({count:,})" for text, count in _short(counts).most_common() if count)
 
 
 _FORMS = (
