@@ -24,7 +24,6 @@ from torch_promote.cli.program import main
 from torch_promote.errors import OptionError
 from torch_promote.reading.alignment import align
 from torch_promote.reading.difference import Difference
-from torch_promote.reading.divergence import shapes_of
 from torch_promote.reading.trace import Tracer
 from torch_promote.reading.trace_report import TraceReport
 from torch_promote.recording.program_state import OptimizerStates
@@ -404,8 +403,8 @@ def test_other_shapes_are_named() -> None:
     assert difference.first is not None
     assert difference.first.a is not None
     assert difference.first.b is not None
-    assert shapes_of(difference.first.a) == "[2, 4], [3, 4], [3] -> [2, 3]"
-    assert shapes_of(difference.first.b) == "[5, 4], [3, 4], [3] -> [5, 3]"
+    assert difference.first.a.shapes == "[2, 4], [3, 4], [3] -> [2, 3]"
+    assert difference.first.b.shapes == "[5, 4], [3, 4], [3] -> [5, 3]"
     assert any(one.startswith("Calls with other shapes: 2 of 2.") for one in difference.evidence)
     assert "\nshapes " in str(difference)
 

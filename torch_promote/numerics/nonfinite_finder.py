@@ -36,7 +36,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch.amp import grad_scaler
@@ -182,6 +182,10 @@ def _may_be_scale(number: float) -> bool:
     return number >= 16 and math.frexp(number)[0] == 0.5
 
 
+_Held: TypeAlias = Literal["scale", "scaled loss", "scaled gradient", "computed from these", "gradient without scale"]
+"""What memory holds, of GradScaler's scale. The last: of the backward of a loss that no scale has multiplied."""
+
+
 @dataclass(eq=False)
 class ScaledGradients:
     """GradScaler's scale, and which gradients have it in them."""
@@ -190,15 +194,8 @@ class ScaledGradients:
     are_unscaled: bool = True  # whether the gradients are, since the loss was scaled
     has_overflowed: bool = False  # whether only scaled gradients have overflowed since the last update
     unfit: list[StorageWeakRef] = field(default_factory=list)  # those of the last step, if one was not finite
-    # The addresses of the storages of the scaled losses, and of what their backwards computed.
-    _losses: set[int] = field(default_factory=set)
-    _memory: set[int] = field(default_factory=set)
-    _is_backward_of_one: bool = False  # whether the backward that runs, or ran last, is of such a loss
-    # Those of the scale, of what the program computes from scaled gradients, and of what the backward of another loss
-    # has computed without the scale.
-    _scales: set[int] = field(default_factory=set)
-    _computed: set[int] = field(default_factory=set)
-    _plain: set[int] = field(default_factory=set)
+    _held: dict[int, _Held] = field(default_factory=dict)  # by the address of a storage
+    _is_backward_of_one: bool = False  # whether the backward that runs, or ran last, is of a scaled loss
 
     def begin(self, scale: float, is_overflow: bool) -> None:
         """A loss is multiplied by the scale. `is_overflow`: its values come from an overflow that was divided."""
@@ -207,59 +204,74 @@ class ScaledGradients:
 
     def unscale(self, gradients: Sequence[torch.Tensor], found_inf: bool) -> None:
         """Gradients were divided by the scale, and one of them is not finite, or all are finite."""
-        self._memory.difference_update(_addresses(gradients))
-        self._plain.difference_update(_addresses(gradients))
+        self._hold(_addresses(gradients), None)
         self.unfit = [one for one in map(_storage, gradients if found_inf else ()) if one is not None]
         self.are_unscaled = True
 
     def update(self) -> None:
         """GradScaler updates its scale."""
         self.scale, self.has_overflowed = None, False
-        self._memory.clear()
-        self._computed.clear()
+        self._forget("scaled gradient", "computed from these")
 
     def have_scale(self, tensors: Iterable[torch.Tensor]) -> bool:
         """Whether one of these tensors has the scale in it."""
-        return not self.are_unscaled and not self._memory.isdisjoint(_addresses(tensors))
+        return not self.are_unscaled and "scaled gradient" in self._held_by(tensors)
 
     def without_scale(self, gradients: Iterable[torch.Tensor]) -> int:
         """The number of gradients that a loss has which no scale has multiplied."""
-        return sum(not self._plain.isdisjoint(_addresses([one])) for one in gradients)
+        return sum("gradient without scale" in self._held_by([one]) for one in gradients)
 
     def are_sized(self, watched: WatchedCall) -> bool:
         """Whether a call multiplies scaled gradients in place by a tensor that is computed from them."""
         in_place = watched.facts.op_name.endswith(("mul_", "div_")) and self.have_scale(watched.results)
-        return in_place and not self._computed.isdisjoint(_addresses(tensors_in(watched.args[1:])))
+        return in_place and "computed from these" in self._held_by(tensors_in(watched.args[1:]))
 
     def follow(self, watched: WatchedCall, divides: Callable[[WatchedCall], bool]) -> None:
         """Called after each call."""
-        made, read = _addresses(watched.results), _addresses(one for _, one in watched.tensors)
+        made, read = _addresses(watched.results), self._held_by(one for _, one in watched.tensors)
         if watched.scales:
-            self._losses, self._scales = made, self._scales | _addresses(watched.args[1:2])
+            self._forget("scaled loss")
+            self._hold(made, "scaled loss")
+            self._hold(_addresses(watched.args[1:2]), "scale")
         elif watched.call.phase == "backward":
-            if self._is_backward_of_one:
-                self._memory |= made
-            is_plain = not read.isdisjoint(self._plain) and read.isdisjoint(self._memory | self._scales)
-            self._plain = self._plain | made if is_plain else self._plain - made
-            numbers = (
-                _numbers_in(watched.args) if self._plain and watched.call.op in ("aten::mul", "aten::mul_") else ()
-            )
-            if not read.isdisjoint(self._scales) or any(map(_may_be_scale, numbers)):
-                self._plain.clear()
-            if not self._is_backward_of_one:
-                self._memory -= made
+            self._follow_backward(watched, made, read)
             return
         else:
-            depends = watched.call.phase == "forward" and not read.isdisjoint(self._memory | self._computed)
+            depends = watched.call.phase == "forward" and bool(read & {"scaled gradient", "computed from these"})
             is_divided = depends and divides(watched)
-            if is_divided or not (watched.facts.writes or watched.facts.shares):
-                self._memory -= made  # which use the memory of a gradient again
-                self._plain -= made
             has_scale = depends and not is_divided and any(one.is_floating_point() for one in watched.results)
-            self._computed = self._computed | (made - self._memory) if has_scale else self._computed - made
+            is_new = is_divided or not (watched.facts.writes or watched.facts.shares)  # it may reuse memory
+            for one in made:
+                held = self._held.get(one)
+                if is_new or (held != "scaled gradient" and (has_scale or held == "computed from these")):
+                    self._hold([one], "computed from these" if has_scale else None)
         if (loss := loss_of(watched.call, watched.args)) is not None:
-            self._is_backward_of_one = not self._losses.isdisjoint(_addresses([loss]))
-            self._plain = set() if self._is_backward_of_one else made
+            self._is_backward_of_one = "scaled loss" in self._held_by([loss])
+            self._forget("gradient without scale")
+            self._hold(made if not self._is_backward_of_one else (), "gradient without scale")
+
+    def _follow_backward(self, watched: WatchedCall, made: set[int], read: set[_Held]) -> None:
+        if self._is_backward_of_one:
+            self._hold(made, "scaled gradient")
+            return
+        is_plain = "gradient without scale" in read and not read & {"scaled gradient", "scale"}
+        self._hold(made, "gradient without scale" if is_plain else None)
+        numbers = _numbers_in(watched.args) if is_plain and watched.call.op in ("aten::mul", "aten::mul_") else ()
+        if "scale" in read or any(map(_may_be_scale, numbers)):  # a scale that the program multiplies with itself
+            self._forget("gradient without scale")
+
+    def _held_by(self, tensors: Iterable[torch.Tensor]) -> set[_Held]:
+        return {self._held[one] for one in _addresses(tensors) if one in self._held}
+
+    def _hold(self, addresses: Iterable[int], held: _Held | None) -> None:
+        for one in addresses:
+            if held is None:
+                self._held.pop(one, None)
+            else:
+                self._held[one] = held
+
+    def _forget(self, *kinds: _Held) -> None:
+        self._held = {one: held for one, held in self._held.items() if held not in kinds}
 
 
 @dataclass

@@ -238,6 +238,12 @@ class Call:
         return " -> ".join([inputs, *([] if ran_with == inputs else [ran_with]), outputs])
 
     @property
+    def shapes(self) -> str:
+        """The shapes of inputs and outputs: "[8, 16], [4, 16] -> [8, 4]"."""
+        inputs, outputs = (", ".join(str(list(info.shape)) for info in infos) for infos in (self.inputs, self.outputs))
+        return f"{inputs or 'none'} -> {outputs or 'none'}"
+
+    @property
     def name(self) -> str:
         """The overload's full name: "aten::softmax.int"."""
         return f"{self.op}.{self.overload}" if self.overload else self.op

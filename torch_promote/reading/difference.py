@@ -16,13 +16,11 @@ from torch_promote.observe.call import Argument, Call, Phase
 from torch_promote.reading.divergence import (
     Fact,
     Kind,
-    Pair,
     Walk,
-    argument_text,
     differing_attributes,
-    shapes_of,
     spell_error,
 )
+from torch_promote.reading.pairing import Pair, Pairing, argument_text
 from torch_promote.reading.run import Run, before_the_window, is_unfinished, relative_error
 from torch_promote.recording.program_state import UNKNOWN
 from torch_promote.recording.recording import STEPS, Calls, Step
@@ -122,7 +120,7 @@ class DifferingCall:
             if one is None
             else {
                 "dtypes": one.dtypes,
-                "shapes": shapes_of(one),
+                "shapes": one.shapes,
                 "arguments": encode(dict(one.arguments)),
                 "policy": one.policy_name,
                 "policy_source": one.policy_source,
@@ -481,7 +479,7 @@ class Difference(Report):
                 return {}
             known = {
                 "dtypes": one.dtypes,
-                "shapes": shapes_of(one),
+                "shapes": one.shapes,
                 "policy": one.policy_name,
                 "set by": one.policy_source,
             }
@@ -579,9 +577,9 @@ def compare_recordings(before: Recording, after: Recording) -> Difference:
     with_values = bool(before.values and after.values)
     may_round = bool(environment.keys() - _OF_NO_EFFECT) or one.compiled != other.compiled
     complete = not (before.dropped or one.unfinished), not (after.dropped or other.unfinished)
-    walk = Walk(one, other, may_round, complete, with_values, "torch" in environment)
-    only_in_a = [one.calls[i] for gap in walk.gaps for i in gap.one if not one.is_transparent(i)]
-    only_in_b = [other.calls[j] for gap in walk.gaps for j in gap.other if not other.is_transparent(j)]
+    walk = Walk(Pairing(one, other, complete), may_round, with_values, "torch" in environment)
+    only_in_a = [one.calls[i] for gap in walk.pairing.gaps for i in gap.one if not one.is_transparent(i)]
+    only_in_b = [other.calls[j] for gap in walk.pairing.gaps for j in gap.other if not other.is_transparent(j)]
     errors = [(place, error) for place, error in enumerate(walk.errors) if error]
     starts = [pair.one for pair in walk.pairs]
     errors += [
@@ -609,9 +607,9 @@ def compare_recordings(before: Recording, after: Recording) -> Difference:
         step_counts=_step_counts(before, after),
         outside={name: len(run.outside) for name, run in (("A", one), ("B", other)) if run.outside},
         unread_states=unread_states,
-        moved=walk.moved,
-        received={name: len(calls) for name, calls in zip("AB", walk.received, strict=True) if calls},
-        beside={name: len(calls) for name, calls in zip("AB", walk.beside, strict=True) if calls},
+        moved=walk.pairing.moved,
+        received={name: len(calls) for name, calls in zip("AB", walk.pairing.received, strict=True) if calls},
+        beside={name: len(calls) for name, calls in zip("AB", walk.pairing.beside, strict=True) if calls},
         failures=_failures(before, after),
     )
     return _concluded(found, walk)
@@ -667,11 +665,11 @@ def _concluded(found: Difference, walk: Walk) -> Difference:
     elif not facts and largest:
         what = "Losses, gradients or parameters differ; no recorded call does."
         facts.append(Fact("op", what, error=largest))
-    if not facts and walk.tail is not None and found.unfinished:
-        text = (
-            f"{walk.described(walk.tail)[0]}: the other recording ends before. All results up to there have equal bits."
-        )
-        first, second = (calls[0] if calls else None for calls in (walk.tail.one, walk.tail.other))
+    tail = walk.pairing.tail
+    if not facts and tail is not None and found.unfinished:
+        described, _ = walk.pairing.described(tail)
+        text = f"{described}: the other recording ends before. All results up to there have equal bits."
+        first, second = (calls[0] if calls else None for calls in (tail.one, tail.other))
         step = walk.one.steps[first] if first is not None else walk.other.steps[second] if second is not None else 0
         facts.append(Fact("structure", text, first, second, step))
     evidence = [f"{one.text}{_more(one)}" for one in facts]
@@ -687,19 +685,19 @@ def _concluded(found: Difference, walk: Walk) -> Difference:
         shapes = [
             (run_one, run_other)
             for pair in walk.pairs
-            if shapes_of(run_one := walk.one.calls[pair.one]) != shapes_of(run_other := walk.other.calls[pair.other])
+            if (run_one := walk.one.calls[pair.one]).shapes != (run_other := walk.other.calls[pair.other]).shapes
         ]
         if shapes:
             call, theirs = shapes[0]
             evidence.append(
                 f"Calls with other shapes: {len(shapes):,} of {len(walk.pairs):,}. The first is {call.op} in "
-                f"{module_name(call.module)}: {shapes_of(call)} in A, {shapes_of(theirs)} in B."
+                f"{module_name(call.module)}: {call.shapes} in A, {theirs.shapes} in B."
             )
         if selecting:
             evidence.append(f"These differ between the runs: {', '.join(selecting)}.")
     if walk.of_versions:
         evidence.append(
-            f"{walk.described(walk.of_versions[0])[0]}. Places where the versions of PyTorch make other calls: "
+            f"{walk.pairing.described(walk.of_versions[0])[0]}. Places where the versions of PyTorch make other calls: "
             f"{len(walk.of_versions):,}."
         )
     if compiled:
@@ -708,7 +706,7 @@ def _concluded(found: Difference, walk: Walk) -> Difference:
         evidence.append(f"Unseen in {name}, which ran compiled code: {unseen:,} calls of the other run.")
     common_equal = bool(walk.facts and found.with_values) and all(one.kind == "structure" for one in facts)
     common_equal = common_equal and not (walk.differ or largest or found.unknown)
-    aside = len(found.only_in_a + found.only_in_b) if common_equal and not walk.reads_alone else 0
+    aside = len(found.only_in_a + found.only_in_b) if common_equal and not walk.pairing.reads_alone else 0
     found = replace(found, common_equal=common_equal, aside=aside, facts=facts, evidence=evidence)
     return replace(found, first=_first(walk, facts[0]) if facts else None)
 
@@ -792,11 +790,11 @@ def _changes(walk: Walk) -> list[Change]:
     """The attributes that differ, of the calls inside of others as well. Times, threads and shapes are ignored."""
     found: list[tuple[tuple[bool, int], Change]] = []
     for pair in sorted([*walk.pairs, *walk.views]):
-        for inner in (*walk.inner_pairs(pair), pair):
+        for inner in (*walk.pairing.inner_pairs(pair), pair):
             one, other = walk.one.calls[inner.one], walk.other.calls[inner.other]
             for what, texts in differing_attributes(one, other).items():
                 found.append(((False, one.start), (one, other, what, *texts)))
-    for gap in walk.gaps:
+    for gap in walk.pairing.gaps:
         for call in (walk.one.calls[i] for i in gap.one):
             found.append(((False, call.start), (call, None, "only before", call.dtypes, "")))
         for call in (walk.other.calls[j] for j in gap.other):
@@ -815,7 +813,7 @@ def _compare_unread(walk: Walk) -> tuple[list[tuple[int, float]], int]:
     ends = _unread(one, other), _unread(other, one)
     errors: list[tuple[int, float]] = []
     unmatched = 0
-    for gap in walk.gaps:
+    for gap in walk.pairing.gaps:
         ones, others = [i for i in gap.one if i in ends[0]], [j for j in gap.other if j in ends[1]]
         is_last_view = (
             not gap.is_first and all(map(one.is_transparent, gap.one)) and all(map(other.is_transparent, gap.other))

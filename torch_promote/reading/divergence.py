@@ -1,9 +1,9 @@
 """The comparison of two recordings with values: the facts by which they differ, in the order of the run.
 
 NOTE [ Where runs part ]
-The calls that the program made are aligned by step, phase and module, and walked in the order of the first run. Calls
-that one run alone made stand in gaps. At each aligned call, three things are compared: what it reads, by the digests of
-its inputs; its other arguments; its results. A difference is a fact of its own if no earlier one explains it:
+The calls of both runs are walked in the order of the first (see `pairing`). At each call that both made, three things
+are compared: what it reads, by the digests of its inputs; its other arguments; its results. A difference is a fact of
+its own if no earlier one explains it:
 
 - Its inputs differ. If a call wrote them whose results differ, that call has the fact. Otherwise a parameter, a batch
   or another tensor from outside differs, calls of one run alone wrote it, or the call reads another part of a tensor.
@@ -13,8 +13,7 @@ its inputs; its other arguments; its results. A difference is a fact of its own 
 
 The states of optimizers are compared at the start of their first step. Calls that initialize parameters are not
 compared: the parameters are, where they are first read. Calls of one run alone before the first aligned call set a
-program up, and are not facts unless what they leave is read and differs. Nor are calls that compute what the other run
-reads from outside with equal bits, and those among them that no other call reads.
+program up, and are not facts unless what they leave is read and differs.
 
 NOTE [ What counts as rounding ]
 If nothing differs that may select other kernels, every difference has a cause. Otherwise (another PyTorch, device, CPU
@@ -25,22 +24,29 @@ The walk then goes on behind such a call, without the facts that a rounding erro
 from __future__ import annotations
 
 import bisect
-import functools
 import itertools
 import math
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from torch_promote.observe.call import COMPILED_FUNCTION, TENSORS
 from torch_promote.observe.ops import facts_of
-from torch_promote.reading.alignment import align, rising
+from torch_promote.reading.pairing import (
+    Gap,
+    Pair,
+    Pairing,
+    argument_text,
+    argument_texts,
+    input_shapes,
+    phase_of,
+    place_of,
+)
 from torch_promote.reading.run import Run, relative_error
 from torch_promote.recording.program_state import PARAMETERS
 from torch_promote.recording.values import EMPTY
 from torch_promote.reference.dtypes import dtype_name
-from torch_promote.report.base import module_name, short_line, some_of, spell_number
+from torch_promote.report.base import module_name, some_of, spell_number
 
 if TYPE_CHECKING:
     from torch_promote.observe.call import Argument, Call
@@ -55,25 +61,6 @@ _COMPILED_ROUNDS = 16.0
 _MOST_OF_A_DTYPE = 1e-2
 #: States that are numbers of at least 0: of these, the magnitude tells all.
 _NEVER_NEGATIVE = ("scale of GradScaler", "step of ")
-#: Arguments that say where and how a tensor is made, and not what is in it.
-_OF_NO_EFFECT = frozenset({"device", "non_blocking", "copy", "pin_memory", "memory_format", "layout"})
-
-
-class Pair(NamedTuple):
-    """The same call in both runs."""
-
-    one: int
-    other: int
-
-
-@dataclass(eq=False)
-class Gap:
-    """Calls that stand in one place, and that only one run made, or the runs made differently."""
-
-    one: list[int] = field(default_factory=list)
-    other: list[int] = field(default_factory=list)
-    is_first: bool = False  # whether no aligned call stands before them
-    tainted: bool = False  # whether they read what differed before
 
 
 @dataclass(frozen=True)
@@ -112,16 +99,15 @@ class Walk:
 
     def __init__(
         self,
-        one: Run,
-        other: Run,
+        pairing: Pairing,
         may_round: bool,  # whether other kernels may have run, so that a small error is rounding
-        complete: tuple[bool, bool],  # whether each recording has all calls of its run
         with_values: bool,  # whether both have values. Otherwise the attributes of calls are compared
         other_torch: bool = False,  # whether the versions of PyTorch differ, which may make other calls
     ) -> None:
-        self.one: Run = one
-        self.other: Run = other
-        self.runs: tuple[Run, Run] = one, other
+        self.pairing: Pairing = pairing
+        self.one: Run = pairing.one
+        self.other: Run = pairing.other
+        self.runs: tuple[Run, Run] = pairing.runs
         self._may_round = may_round
         self._with_values = with_values
         self._other_torch = other_torch
@@ -131,26 +117,14 @@ class Walk:
         self.views: list[Pair] = []  # those that are views or conversions
         # For each of `pairs`, the relative error of its results; None if it is unknown.
         self.errors: list[float | None] = []
-        self.gaps: list[Gap] = []  # the calls of one run alone, without those in `tail`
-        self.tail: Gap | None = None  # the calls behind the end of the other run's recording; None if there are none
         self.of_versions: list[Gap] = []  # those that versions of PyTorch explain
         self.rounded: list[tuple[Pair, float]] = []  # the calls whose results differ by rounding, on equal inputs
         self.unknown: int = 0  # the number of calls in both runs of whose results one was not read
         # The number of calls without results, such as item(), that read what differs by an unknown error.
         self.read_at_last: int = 0
         self.differ: bool = False  # whether the results of a call in both runs differ
-        self.moved: int = 0  # the number of calls in both runs that the second made in another order
-        self.reads_alone: bool = False  # whether a call in both runs reads what calls of one run alone have written
-        #: The calls of each run alone that compute what the other one reads from outside with equal bits.
-        self.received: tuple[set[int], set[int]] = set(), set()
-        #: Those that stand among these, and that only such calls read, such as random numbers of an augmentation.
-        self.beside: tuple[set[int], set[int]] = set(), set()
         self._places: dict[Any, int] = {}  # of facts that are true of several calls
         self._tainted: tuple[set[int], set[int]] = set(), set()  # calls whose results differ
-        self._partners: tuple[dict[int, int], dict[int, int]] = {}, {}
-        self._gap_of: tuple[dict[int, Gap], dict[int, Gap]] = {}, {}
-        #: What the calls are that only initialize parameters.
-        self._initial = [{self._sort(side, k) for k in run.initial} for side, run in enumerate(self.runs)]
         self._told: set[int] = set()  # the ids of gaps that are facts
         self._told_rows: set[tuple[int, str]] = set()  # the ops of one run alone that facts tell
         self._from_workers: dict[int, Any] = {}  # the keys of gaps that made in one run what a fact is about
@@ -159,176 +133,21 @@ class Walk:
         self._numbers: tuple[int, str, tuple[str, ...]] | None = None
         self._unexplained: list[Pair] = []  # views and conversions whose results differ
         #: Whether one run alone initializes its model, so that what they call before their first step differs.
-        self._start_apart: bool = bool(one.initial) != bool(other.initial)
+        self._start_apart: bool = bool(self.one.initial) != bool(self.other.initial)
         self._reads_numbers = False  # whether the program has read a number out of a tensor that differs
-        self._walk(complete)
+        self._walk()
 
-    # --- the order
-
-    def _aligned(self, views: bool, known: Mapping[int, int]) -> dict[int, int]:
-        """The calls of the first run that the second made as well; views and conversions, between those known."""
-        kept = rising([known[i] for i in sorted(known)])
-        found = self._views_of_moved({j: i for i, j in known.items()}, kept)
-        taken = found, set(found.values())
-        between = [i for i in sorted(known) if known[i] in kept], sorted(kept)
-        places: dict[tuple[int, str, str, int], tuple[list[int], list[int]]] = {}
-        for side, run in enumerate(self.runs):
-            for i in run.own:
-                if i not in run.initial and run.is_transparent(i) == views and i not in taken[side]:
-                    call = run.calls[i]
-                    key = run.steps[i], call.phase, call.module, bisect.bisect(between[side], i)
-                    places.setdefault(key, ([], []))[side].append(i)
-        for calls in places.values():
-            found |= self._aligned_in_place(*calls)
-        return found
-
-    def _aligned_in_place(self, ones: list[int], others: list[int], of_one: bool = False) -> dict[int, int]:
-        """The same calls among those of one place, which may be all `of_one` parameter of an optimizer."""
-        sides = tuple(zip(self.runs, (ones, others), strict=True))
-        made: tuple[dict[str, list[Call]], dict[str, list[Call]]] = {}, {}
-        for (run, calls), by_name in zip(sides, made, strict=True):
-            for i in calls:
-                by_name.setdefault(run.calls[i].name, []).append(run.calls[i])
-        ordered: set[str] = set()  # the same loop in both runs, such as over experts, has arguments in one order
-        # Calls of other shapes are the same calls only if both runs make as many of the op.
-        reshaped: set[str] = set()
-        for name, one in made[0].items():
-            other = made[1].get(name, [])
-            if [call.arguments for call in one] == [call.arguments for call in other]:
-                ordered.add(name)
-            if len(one) == len(other) and Counter(map(_shapes, one)) != Counter(map(_shapes, other)):
-                reshaped.add(name)
-        shaped, plain, read, equal, written = (cast(tuple[list[Any], list[Any]], ([], [])) for _ in range(5))
-        for side, (run, calls) in enumerate(sides):
-            for i in calls:
-                name, shapes, arguments = run.calls[i].name, _shapes(run.calls[i]), run.calls[i].arguments
-                plain[side].append((name, len(shapes)))
-                shaped[side].append((name, len(shapes) if name in reshaped else shapes))
-                results = run.tells(i) and run.content(i)
-                same = results and (name, shapes, results, arguments if name in ordered else ())
-                equal[side].append(same)
-                read[side].append(same and (*same, *(one.digest for one in run.reads(i))))
-        if (shaped[0], read[0]) == (shaped[1], read[1]):
-            return dict(zip(ones, others, strict=True))
-        if not of_one and ones and self.one.calls[ones[0]].phase == "optimizer":
-            # The loop of an optimizer may have its parameters in another order.
-            loops = [run.parameters_of_loop(calls) for run, calls in sides]
-            orders = [[*dict.fromkeys(loop)] for loop in loops]
-            if orders[0] != orders[1] and {*orders[0]} == {*orders[1]}:
-                found = {ones[i]: others[j] for i, j in align([], [read])}
-                left: dict[str, tuple[list[int], list[int]]] = {}
-                for side, aligned in enumerate((found.keys(), {*found.values()})):
-                    for i, name in zip(sides[side][1], loops[side], strict=True):
-                        if i not in aligned:
-                            left.setdefault(name, ([], []))[side].append(i)
-                for calls_of_one in left.values():
-                    found |= self._aligned_in_place(*calls_of_one, of_one=True)
-                return found
-        for (run, calls), keys in zip(sides, written, strict=True):
-            # As many calls of an op that write to one parameter belong together as well.
-            named = [(run.calls[i].name, run.updates(i) and run.parameter_of(i)) for i in calls]
-            counts = Counter(named)
-            keys += [key[1] and (*key, counts[key]) for key in named]
-        return {ones[i]: others[j] for i, j in align([shaped, plain], [read, equal, written])}
-
-    def _views_of_moved(self, place_of: Mapping[int, int], kept: set[int]) -> dict[int, int]:
-        """The views before calls that the second run made in another order, and of their results, if they are equal."""
-        calls, keys = (cast(tuple[list[Any], list[Any]], ([], [])) for _ in range(2))
-        moved = {i for j, i in place_of.items() if j not in kept}, place_of.keys() - kept
-        for side, run in enumerate(self.runs if all(moved) else ()):
-            reader = -1
-            for k in reversed(run.own):
-                if not run.is_transparent(k):
-                    reader = k
-                    continue
-                around = reader, *(writer for read in run.reads(k) for writer in read.written_by)
-                known = next((one for one in around if one in moved[side]), -1)
-                if known >= 0:
-                    calls[side].append(k)
-                    key = known == reader, place_of[known] if side else known, run.calls[k].name
-                    keys[side].append((*key, _shapes(run.calls[k]), run.results(k)))
-        return {calls[0][i]: calls[1][j] for i, j in align([], [keys])}
-
-    def _move(self, aligned: dict[int, int]) -> None:
-        """Aligns calls that have an equal one in another place of the other run, such as draws that a worker needs."""
-
-        def known(side: int, k: int) -> Any:
-            run, call = self.runs[side], self.runs[side].calls[k]
-            results = not run.updates(k) and run.content(k)
-            reads = (one.digest for one in run.reads(k))
-            return results and (call.name, call.module, _shapes(call), call.arguments, results, *reads)
-
-        free: tuple[dict[Any, list[int]], dict[Any, list[int]]] = {}, {}
-        taken = {*aligned}, {*aligned.values()}
-        for side, run in enumerate(self.runs):
-            for k in run.own:
-                if not (k in taken[side] or k in run.initial or run.is_transparent(k)) and (key := known(side, k)):
-                    free[side].setdefault(key, []).append(k)
-        for i, j in [*aligned.items()] if all(free) else ():
-            if self.one.results(i) != self.other.results(j):  # it stands where another call of the op does
-                one, other = free[0].get(known(1, j)), free[1].get(known(0, i))
-                if one and other:
-                    aligned |= {i: other.pop(0), one.pop(0): j}
-        for key in free[0].keys() & free[1].keys():
-            aligned |= dict(zip(free[0][key], free[1][key], strict=False))
-
-    def _order(self) -> Iterator[tuple[int | None, int | None]]:
-        """The calls of both runs: those of the first in its order, the others where they ran."""
-        aligned = self._aligned(False, {})
-        self._move(aligned)
-        self.moved = len(aligned) - len(rising([aligned[i] for i in sorted(aligned)]))
-        aligned |= self._aligned(True, aligned)
-        kept = rising([aligned[i] for i in sorted(aligned)])
-        place_of = {j: i for i, j in aligned.items()}
-        self._partners = aligned, place_of
-        after: dict[int, list[int]] = {}
-        place = -1
-        for j in self.other.own:
-            if j in self.other.initial:
-                continue
-            if j in kept:
-                place = place_of[j]
-            elif j not in place_of:
-                after.setdefault(place, []).append(j)
-        for j in after.get(-1, ()):
-            yield None, j
-        for i in self.one.own:
-            if i not in self.one.initial:
-                yield i, aligned.get(i)
-                for j in after.get(i, ()):
-                    yield None, j
-
-    def _walk(self, complete: tuple[bool, bool]) -> None:
-        order = list(self._order())
-        gap: Gap | None = None
-        has_pair = False
-        last: tuple[int, str] = 0, ""
-        for i, j in order:  # before facts are looked for, which name the gap that a call reads from
-            if i is not None and j is not None:
-                if not self.one.is_transparent(i):
-                    gap, has_pair = None, True
-                continue
-            side, k = (0, i) if i is not None else (1, j)
-            assert k is not None
-            before, last = last, (side, self.runs[side].calls[k].phase)
-            if gap is None or (before[0] != side and before[1] != last[1]):  # calls of two phases replace no other
-                gap = Gap(is_first=not has_pair)
-                self.gaps.append(gap)
-            (gap.one, gap.other)[side].append(k)
-            self._gap_of[side][k] = gap
-        self._find_received()
-        if gap is not None and ((not gap.one and not complete[0]) or (not gap.other and not complete[1])):
-            self.tail = self.gaps.pop()
-        for i, j in order:
+    def _walk(self) -> None:
+        for i, j in self.pairing.order:
             if i is not None and j is not None:
                 self._enter_step(self.one.steps[i])
                 (self._see_view if self.one.is_transparent(i) else self._see)(Pair(i, j))
                 continue
             side, k = (0, i) if i is not None else (1, j)
             assert k is not None
-            gap = self._gap_of[side][k]
+            gap = self.pairing.gap_of[side][k]
             gap.tainted = gap.tainted or self._is_tainted(side, k)
-            if gap is not self.tail and k == (gap.one or gap.other)[-1]:
+            if gap is not self.pairing.tail and k == (gap.one or gap.other)[-1]:
                 self._see_gap(gap)
         for pair in self._unexplained:
             if not self.facts and not self.rounded and not self.is_overwritten(pair):  # no call has read it
@@ -358,9 +177,9 @@ class Walk:
         """Whether the calls of a step have the same arguments in both runs, of which one is aligned with another."""
         if fact.kind != "arguments" or fact.one is None or fact.other is None:
             return False
-        places = _place_of(self.one.calls[fact.one]), _place_of(self.other.calls[fact.other])
+        places = place_of(self.one.calls[fact.one]), place_of(self.other.calls[fact.other])
         given = [
-            [run.calls[k].arguments for k in run.own if run.steps[k] == fact.step and _place_of(run.calls[k]) == place]
+            [run.calls[k].arguments for k in run.own if run.steps[k] == fact.step and place_of(run.calls[k]) == place]
             for run, place in zip(self.runs, places, strict=True)
         ]
         return given[0] == given[1]
@@ -430,7 +249,7 @@ class Walk:
         call = self.one.calls[i] if i is not None else self.other.calls[j] if j is not None else None
         if call is None:
             return "the program"
-        return f"{call.op} in {module_name(call.module)}{_phase(call)}"
+        return f"{call.op} in {module_name(call.module)}{phase_of(call)}"
 
     # --- optimizers
 
@@ -459,9 +278,9 @@ class Walk:
         for run in self.runs:
             calls = [i for i in run.own if run.steps[i] == step and run.calls[i].phase == "optimizer"]
             calls = calls or [i for i in run.own if run.steps[i] > step]  # of a compiled step
-            both = self._partners[len(found)]  # not those that load a state, which one run alone has
+            both = self.pairing.partners[len(found)]  # not those that load a state, which one run alone has
             pairs = [Pair(i, both[i]) if not found else Pair(both[i], i) for i in calls if i in both]
-            differing = [pair[len(found)] for pair in pairs if self._differing_arguments(pair)]
+            differing = [pair[len(found)] for pair in pairs if self.pairing.differing_arguments(pair)]
             found.append(next(iter([*differing, *(pair[len(found)] for pair in pairs), *calls]), None))
         return found[0], found[1]
 
@@ -529,21 +348,15 @@ class Walk:
 
     # --- calls of both runs
 
-    def inner_pairs(self, pair: Pair) -> list[Pair]:
-        """The calls inside of a call that both runs made."""
-        inner = self.one.inner(pair.one), self.other.inner(pair.other)
-        names = [[run.calls[k].name for k in calls] for run, calls in zip(self.runs, inner, strict=True)]
-        return [Pair(inner[0][i], inner[1][j]) for i, j in align([(names[0], names[1])])]
-
     def _see_attributes(self, pair: Pair) -> None:
         """Compares calls of which no contents are known."""
-        for one in (pair, *self.inner_pairs(pair)):
+        for one in (pair, *self.pairing.inner_pairs(pair)):
             call, other = self.one.calls[one.one], self.other.calls[one.other]
             found = differing_attributes(call, other)
-            if shapes_of(call) != shapes_of(other):
+            if call.shapes != other.shapes:
                 found.pop("arguments", None)  # sizes follow from shapes
             if set(found) == {"arguments"}:
-                arguments = self._differing_arguments(one)
+                arguments = self.pairing.differing_arguments(one)
                 if arguments:
                     self._add_arguments(one, arguments, None, ())
             elif found:
@@ -572,7 +385,7 @@ class Walk:
         )
         if (one == other and _dtypes(call) == _dtypes(theirs)) or undefined:
             return
-        arguments = self._differing_arguments(pair)
+        arguments = self.pairing.differing_arguments(pair)
         if _dtypes(call) != _dtypes(theirs) or arguments:
             self._explain(pair, self.error_of(pair), self._differing(pair), arguments)
             self._taint(pair)
@@ -589,7 +402,7 @@ class Walk:
             return
         one, other = (run.results(k) for run, k in zip(self.runs, pair, strict=True))
         items = self.one.items(pair.one) if one != other else []
-        if items and items == self.other.items(pair.other) and not self._differing_arguments(pair):
+        if items and items == self.other.items(pair.other) and not self.pairing.differing_arguments(pair):
             self.pairs.append(pair)  # a foreach op, whose lists have the same contents in another order
             self.errors.append(0.0)
             return
@@ -602,7 +415,7 @@ class Walk:
             self.unknown += 1
         same = one == other and dtypes[0] == dtypes[1]
         differing = self._differing(pair)
-        arguments = self._differing_arguments(pair)
+        arguments = self.pairing.differing_arguments(pair)
         if not same or not known or differing or arguments:
             self._explain(pair, error, differing, arguments, known)
         # Also of equal results, other memory that it has written may differ: that which its backward reads.
@@ -638,14 +451,6 @@ class Walk:
         reads = zip(self.one.reads(pair.one), self.other.reads(pair.other), strict=False)
         return [place for place, (a, b) in enumerate(reads) if a.digest and b.digest and a.digest != b.digest]
 
-    def _differing_arguments(self, pair: Pair) -> dict[str, tuple[Argument, Argument]]:
-        one, other = (dict(run.calls[k].arguments) for run, k in zip(self.runs, pair, strict=True))
-        return {
-            name: (one.get(name), other.get(name))
-            for name in dict.fromkeys([*one, *other])
-            if name not in _OF_NO_EFFECT and one.get(name) != other.get(name)
-        }
-
     def is_overwritten(self, pair: Pair) -> bool:
         """Whether a view is one of memory from outside into which a later call writes, and that is all."""
         found = [read.written_by for read in self.one.reads(pair.one)]
@@ -666,7 +471,7 @@ class Walk:
     ) -> None:
         """Adds what explains that what a call reads differs, its other arguments, or its results."""
         call, other = self.one.calls[pair.one], self.other.calls[pair.other]
-        if call.phase == "optimizer" and _shapes(call) != _shapes(other):
+        if call.phase == "optimizer" and input_shapes(call) != input_shapes(other):
             self._tell_numbers()  # the lists of groups with other parameters
         if self._state_differs and call.phase == "optimizer":
             return  # the optimizer reads that state
@@ -706,7 +511,7 @@ class Walk:
         self, pair: Pair, arguments: dict[str, tuple[Argument, Argument]], error: float | None, differing: Sequence[int]
     ) -> None:
         call, other = self.one.calls[pair.one], self.other.calls[pair.other]
-        shapes = shapes_of(call), shapes_of(other)
+        shapes = call.shapes, other.shapes
         kind: Kind = "arguments"
         text = f"{self.place(*pair)}: {argument_texts(arguments)}."
         if _dtypes(call) != _dtypes(other) and set(arguments) <= {"dtype", "self"}:
@@ -795,7 +600,7 @@ class Walk:
         if infos[0].dtype is not infos[1].dtype:
             chains = [chain[:1] for chain in chains]  # a conversion explains it
         for side, chain in enumerate(chains):  # or a call of one run alone
-            alone = next((place for place, k in enumerate(chain) if k in self._gap_of[side]), None)
+            alone = next((place for place, k in enumerate(chain) if k in self.pairing.gap_of[side]), None)
             if alone is not None:
                 chains[side] = chain[: alone + 1]
         for side, chain in enumerate(chains):
@@ -807,7 +612,7 @@ class Walk:
             run.sources[-1 - w] if w is not None and w < 0 else None for run, w in zip(self.runs, writers, strict=True)
         ]
         named = next((one for one in sources if one is not None and one.name), None)
-        gaps = [self._gap_of[side].get(w) if w is not None else None for side, w in enumerate(writers)]
+        gaps = [self.pairing.gap_of[side].get(w) if w is not None else None for side, w in enumerate(writers)]
         gap = gaps[0] or gaps[1]
         values = [
             run.values_of(w, read.digest) if w is not None else EMPTY
@@ -887,14 +692,14 @@ class Walk:
         elif what[0] != what[1]:
             kind, key = "input" if a < 0 or b < 0 else "structure", ("another", call.name)
             text = f"{self.place(*pair)} reads another tensor ({info.name}): {what[0]} in A, {what[1]} in B."
-        elif a >= 0 and not (a in self._partners[0] and b in self._partners[1]):
+        elif a >= 0 and not (a in self.pairing.partners[0] and b in self.pairing.partners[1]):
             if self.facts or self.rounded:
                 return  # of what compiled code reads, nothing is known
             kind, key = "op", ("compiled",)
             text = (
                 f"{self.place(*pair)} reads what compiled code has computed ({info.name}), which differs{_l2(error)}."
             )
-        elif a >= 0 and self._partners[0][a] != b:
+        elif a >= 0 and self.pairing.partners[0][a] != b:
             made = self.one.calls[a].inputs or self.other.calls[b].inputs
             kind = "structure" if made else "input"  # batches in another order
             text = f"{self.place(*pair)} reads {what[0]} ({info.name}) in both runs, but of another call in B."
@@ -906,7 +711,7 @@ class Walk:
             text = f"{self.place(*pair)} reads what {self.one.calls[a].op} has received ({info.name}), which differs."
         elif len(reads[0].written_by) > 1:
             for one in reversed(self.views):  # through which it was written
-                arguments = self._differing_arguments(one) if one.one < a and one.other < b else {}
+                arguments = self.pairing.differing_arguments(one) if one.one < a and one.other < b else {}
                 before = {k for read in self.one.reads(one.one) for k in read.written_by}
                 if arguments and before & {*reads[0].written_by}:
                     self._add_arguments(one, arguments, None, ())
@@ -927,7 +732,7 @@ class Walk:
     def _view_between(self, pair: Pair, written: tuple[tuple[int, ...], tuple[int, ...]]) -> tuple[int, int] | None:
         """The last view of what a call reads that one run alone has made: the run's index, and the call."""
         for side, run in enumerate(self.runs):
-            for k in sorted((k for k in self._gap_of[side] if k < pair[side]), reverse=True):
+            for k in sorted((k for k in self.pairing.gap_of[side] if k < pair[side]), reverse=True):
                 infos = run.calls[k].inputs, run.calls[k].outputs
                 is_other = [one.shape for one in infos[0][:1]] != [one.shape for one in infos[1]]  # numpy() calls `to`
                 is_other |= run.results(k) != tuple(read.digest for read in run.reads(k)[:1])
@@ -1047,7 +852,7 @@ class Walk:
         )
         shown: list[int | None] = list(pair)
         for side, chain in enumerate(chains):
-            made = next((k for k in chain if k in self._gap_of[side]), None)
+            made = next((k for k in chain if k in self.pairing.gap_of[side]), None)
             if made is not None:
                 text += f" Only {'AB'[side]} calls {self.runs[side].calls[made].op} before."
         step = self._step_of(*pair)
@@ -1063,7 +868,7 @@ class Walk:
             for writer in read.written_by:
                 if writer < 0 or writer in self._tainted[side]:
                     return True
-                gap = self._gap_of[side].get(writer)
+                gap = self.pairing.gap_of[side].get(writer)
                 if gap is not None and gap.tainted:
                     return True
         return False
@@ -1076,75 +881,21 @@ class Walk:
             if self.one.compiled != self.other.compiled:
                 self._compare_compiled(gap)
             return
-        computing = self._computing(gap)
-        explained = gap.tainted and self.facts and not self._is_foreign(computing)
+        computing = self.pairing.computing(gap)
+        explained = gap.tainted and self.facts and not self.pairing.is_foreign(computing)
         if not any(computing) or (explained and not self._has_other_numbers(computing)):
             return
-        phases = {
-            run.calls[k].phase for (run, _), calls in zip(self._sides(gap), computing, strict=True) for k in calls
-        }
+        phases = {run.calls[k].phase for run, calls in zip(self.runs, computing, strict=True) for k in calls}
         if gap.tainted and self.rounded and phases == {"backward"}:
             return  # of another kernel
         if gap.is_first and (self._start_apart or not all(computing)):
             return
-        if all(run.makes_state(k) for (run, _), calls in zip(self._sides(gap), computing, strict=True) for k in calls):
+        if all(run.makes_state(k) for run, calls in zip(self.runs, computing, strict=True) for k in calls):
             return
-        if self._other_torch and self._depends_on_version(gap):
+        if self._other_torch and self.pairing.depends_on_version(gap):
             self.of_versions.append(gap)
             return
         self.tell(gap, None)
-
-    def _computing(self, gap: Gap) -> list[list[int]]:
-        """The calls that compute, without those that copy to another dtype or layout or only initialize parameters."""
-        return [
-            [
-                k
-                for k in calls
-                if run.computes(k)
-                and not run.converts(k)
-                and run.calls[k].op != "aten::contiguous"
-                and self._sort(side, k) not in self._initial[1 - side]
-                and k not in self.received[side] | self.beside[side]
-            ]
-            for side, (run, calls) in enumerate(self._sides(gap))
-        ]
-
-    def _shown(self, gap: Gap) -> list[list[int]]:
-        """The calls that a sentence names: without views, and those of which the other run reads the results."""
-        found = [
-            [k for k in calls if not (run.is_transparent(k) or k in received or k in beside)]
-            for (run, calls), received, beside in zip(self._sides(gap), self.received, self.beside, strict=True)
-        ]
-        return found if any(found) else [gap.one, gap.other]
-
-    def _find_received(self) -> None:
-        """Finds the calls of one run alone that compute what the other reads from outside, such as from a worker."""
-        for side, run in enumerate(self.runs):
-            partners, alone, other = self._partners[side], self._gap_of[side], self.runs[1 - side]
-            needed: set[int] = set()  # the calls that another call reads
-            received: set[int] = set()
-            making: set[Gap] = set()  # of calls that have made what was received
-            for k in reversed(run.own):
-                if k in received and k not in needed and k not in partners:
-                    self.received[side].add(k)
-                    making |= {alone[k]} if k in alone else set()
-                elif run.is_transparent(k) and k not in partners:
-                    continue
-                elif alone.get(k) in making and k not in needed:
-                    self.beside[side].add(k)
-                    continue
-                theirs = other.reads(partners[k]) if k in partners else ()
-                for read, of_other in itertools.zip_longest(run.reads(k), theirs[: len(run.reads(k))]):
-                    same = of_other is not None and other.is_outside(of_other) and read.digest == of_other.digest
-                    if same or k in self.received[side]:
-                        received.update(read.written_by)
-                    elif k in needed or not run.is_transparent(k):  # not a view alone
-                        needed.update(read.written_by)
-                    self.reads_alone |= k in partners and not same and not alone.keys().isdisjoint(read.written_by)
-            for k in sorted(self.beside[side]):  # not what computes with the model's results, such as a log
-                writers = {w for read in run.reads(k) for w in read.written_by if w in partners or w in alone}
-                if writers - received - self.beside[side]:
-                    self.beside[side].remove(k)
 
     def _has_other_numbers(self, gap: Sequence[Sequence[int]]) -> bool:
         """Whether the runs call one op in one place with other tensors, and other numbers or flags."""
@@ -1152,53 +903,28 @@ class Walk:
             return False
         pair = Pair(gap[0][-1], gap[1][-1])
         calls = self.one.calls[pair.one], self.other.calls[pair.other]
-        both = self._differing_arguments(pair).values() if calls[0].op == calls[1].op else ()
+        both = self.pairing.differing_arguments(pair).values() if calls[0].op == calls[1].op else ()
         return calls[0].phase == "forward" and any(not isinstance(value, tuple) for one in both for value in one)
-
-    def _is_foreign(self, gap: Sequence[Sequence[int]]) -> bool:
-        """Whether calls of one run alone are in a place where the other run calls no such op in its forward at all."""
-        return any(
-            run.calls[k].phase == "forward" and not self._called[1 - side][_place_of(run.calls[k])]
-            for side, run in enumerate(self.runs)
-            for k in gap[side]
-        )
-
-    def _depends_on_version(self, gap: Gap) -> bool:
-        """Whether versions of PyTorch alone explain calls of one run alone."""
-        # These are calls in a backward, and those that a line makes instead of others: another overload of aten::fill_.
-        made = [
-            {run.calls[i].line for i in calls if run.calls[i].phase in ("forward", "recompute")}
-            for run, calls in self._sides(gap)
-        ]
-        if gap.one and gap.other:
-            return made[0] == made[1]
-        run, calls, lines = (self.one, gap.one, made[0]) if gap.one else (self.other, gap.other, made[1])
-        start, end = bisect.bisect_left(run.own, calls[0]), bisect.bisect_right(run.own, calls[-1])
-        around = {run.calls[i].line for i in (*run.own[max(start - 1, 0) : start], *run.own[end : end + 1])}
-        return lines <= around
-
-    def _sides(self, gap: Gap) -> tuple[tuple[Run, list[int]], tuple[Run, list[int]]]:
-        return (self.one, gap.one), (self.other, gap.other)
 
     def tell(self, gap: Gap, error: float | None) -> None:
         """Adds calls of one run alone as a fact."""
         if id(gap) in self._told:
             return
         self._told.add(id(gap))
-        computing = self._shown(gap)
+        computing = self.pairing.shown(gap)
         first = [calls[0] if calls else None for calls in computing]
-        if any(run.calls[k].phase == "optimizer" for run, calls in self._sides(gap) for k in calls):
+        if any(run.calls[k].phase == "optimizer" for run, calls in self.pairing.sides(gap) for k in calls):
             self._tell_numbers()  # such as a weight_decay of 0, without which other ops are called
-        writing = {run.parameter_of(k) for run, calls in self._sides(gap) for k in calls if run.computes(k)}
+        writing = {run.parameter_of(k) for run, calls in self.pairing.sides(gap) for k in calls if run.computes(k)}
         parameter = writing.pop() if len(writing) == 1 and not all(computing) else ""
         kinds = [run.named[parameter].kind for run in self.runs if parameter in run.named]
-        described, alone = self.described(gap)
+        described, alone = self.pairing.described(gap)
         on = f"on the {kinds[0] if kinds else 'parameter'} {parameter}"
         on = (f", {on}" if any(alone) else f". {'A' if gap.one else 'B'} makes more {on}") if parameter else ""
-        text = f"{described}{on}.{self._accumulated(gap)}{self._not_detached(gap)}"
+        text = f"{described}{on}.{self.pairing.accumulated(gap)}{self.pairing.not_detached(gap)}"
         kind: Kind = "structure"
         if all(computing):
-            ends = [run.calls[calls[-1]] for (run, _), calls in zip(self._sides(gap), computing, strict=True)]
+            ends = [run.calls[calls[-1]] for run, calls in zip(self.runs, computing, strict=True)]
             if ends[0].op == ends[1].op and _dtypes(ends[0]) != _dtypes(ends[1]):
                 kind = "policy"
             found = self.error_of(Pair(computing[0][-1], computing[1][-1]))
@@ -1211,32 +937,7 @@ class Walk:
             self._add(replace(fact, calls=max(1, *alone), alone=alone), self._key_of(gap))
 
     def _key_of(self, gap: Gap) -> tuple[Any, ...]:
-        return "gap", tuple(tuple(run.calls[k].name for k in calls) for run, calls in self._sides(gap))
-
-    def _accumulated(self, gap: Gap) -> str:
-        """Says if one run alone adds to the gradients of an earlier step."""
-        for side, (run, calls) in enumerate(self._sides(gap)):
-            for k in calls:
-                writers = run.reads(k)[0].written_by if run.calls[k].op == "aten::add_" and run.reads(k) else ()
-                if run.calls[k].phase == "backward" and any(w >= 0 and run.steps[w] < run.steps[k] for w in writers):
-                    step = max(run.steps[w] for w in writers if w >= 0)
-                    return f" {'AB'[side]} adds to a gradient of step {step}."
-        return ""
-
-    def _not_detached(self, gap: Gap) -> str:
-        """Says if a run has no backward where it alone calls detach before."""
-        phases = [{run.calls[k].phase for k in calls} for run, calls in self._sides(gap)]
-        if {"backward"} not in phases or set() not in phases:
-            return ""
-        side = phases.index(set())
-        run = self.runs[side]
-        last = (gap.one or gap.other)[0]
-        found = [
-            k for k in self._gap_of[side] if facts_of(run.calls[k].name).is_detach and run.calls[k].phase == "forward"
-        ]
-        found = [k for k in found if run.steps[k] == self.runs[1 - side].steps[last]]
-        found = [k for k in found if not self._called[1 - side][_line_of(run.calls[k])]]
-        return f" Only {'AB'[side]} calls {_where([run.calls[found[0]]])}." if found else ""
+        return "gap", tuple(tuple(run.calls[k].name for k in calls) for run, calls in self.pairing.sides(gap))
 
     def _explain_gap(self, gap: Gap, pair: Pair, place: int, error: float | None) -> None:
         """Explains that a call reads what calls of one run alone have written."""
@@ -1257,85 +958,6 @@ class Walk:
             "before the first call in common."
         )
         self._add(Fact("input", text, *pair, self._step_of(*pair), error), ("before", call.name))
-
-    def _sort(self, side: int, k: int) -> tuple[Any, ...]:
-        run = self.runs[side]
-        call = run.calls[k]
-        return run.steps[k], call.phase, call.module, call.name
-
-    @functools.cached_property
-    def _called(self) -> list[Counter[tuple[str, ...]]]:
-        """How often each run makes such a call: in a module and a phase, and at a line of them."""
-        return [Counter(key_of(run.calls[k]) for k in run.own for key_of in (_place_of, _line_of)) for run in self.runs]
-
-    @functools.cached_property
-    def _paired_lines(self) -> list[set[tuple[str, ...]]]:
-        return [{_line_of(run.calls[k]) for k in of_run} for run, of_run in zip(self.runs, self._partners, strict=True)]
-
-    def described(self, gap: Gap) -> tuple[str, tuple[int, int]]:
-        """What the runs call in one place, as a sentence, and how often each makes the calls that the other never does.
-
-        "A calls aten::exp where B calls aten::sin in 0", "Only A calls aten::exp in 0", "aten::exp in 0: 2 calls in A,
-        4 in B", or "A calls aten::exp in 0, in another place than B".
-        """
-        known = self._shown(gap)
-        made = [[run.calls[k] for k in calls] for run, calls in zip(self.runs, known, strict=True)]
-        phase = (made[0] or made[1])[0].phase  # calls of a backward follow from those of its forward
-        made = [[call for call in calls if call.phase == phase] for calls in made]
-        key_of = _place_of
-        alone = [[call for call in calls if not self._called[1 - i][key_of(call)]] for i, calls in enumerate(made)]
-        if not any(alone) and not all(made):
-            key_of = _line_of
-            more = [call for call in made[0] or made[1] if len({one[_place_of(call)] for one in self._called}) > 1]
-            paired = self._paired_lines[0 if made[0] else 1]  # the other program may stand in another file
-            found = [
-                call
-                for call in more
-                if _line_of(call) not in paired and not all(called[_line_of(call)] for called in self._called)
-            ]
-            alone = [[call for call in calls if call in found and call.line == found[0].line] for calls in made]
-        texts = [_where(calls) for calls in alone if calls]
-        if all(alone):
-            ops, _, place = texts[0].partition(" in ")
-            texts = [f"A calls {ops if texts[1].endswith(f' in {place}') else texts[0]} where B calls {texts[1]}"]
-        elif any(alone):
-            texts = [f"Only {'A' if alone[0] else 'B'} calls {texts[0]}"]
-        named = {key_of(call) for calls in alone for call in calls}
-        others = [call for calls in made for call in calls if key_of(call) not in named]
-        of_line = len({call.line for call in others}) == 1 and all(
-            called[_line_of(call)] for call in others for called in self._called
-        )
-        key_of, where = (_line_of if of_line else _place_of), _where(others, of_line) if others else ""
-        counts = [sum(called[key] for key in set(map(key_of, others))) for called in self._called]
-        if counts[0] != counts[1]:
-            texts.append(f"{where}: {counts[0]:,} call{'s' * (counts[0] != 1)} in A, {counts[1]:,} in B")
-        elif not any(alone):
-            texts.append(self._of_both(known, where, key_of, counts[0]))
-        lines = {(call.op, call.phase, call.line) for calls in alone for call in calls}
-        one, other = (  # in all modules
-            sum(n for key, n in called.items() if key[3:] and (*key[:2], key[3]) in lines and not theirs[key])
-            for called, theirs in zip(self._called, self._called[::-1], strict=True)
-        )
-        return ". ".join(texts), (one, other)
-
-    def _of_both(self, known: Sequence[Sequence[int]], where: str, key_of: Callable[[Call], Any], count: int) -> str:
-        """What is said of calls that both runs make as often."""
-        if all(known):
-            pair = Pair(
-                *(next(filter(run.computes, calls), calls[0]) for run, calls in zip(self.runs, known, strict=True))
-            )
-            counts = [len(run.calls[k].inputs) for run, k in zip(self.runs, pair, strict=True)]
-            found = [argument_texts(self._differing_arguments(pair))]
-            found += [f"the first reads {counts[0]} tensors in A and {counts[1]} in B"] * (counts[0] != counts[1])
-            return f"{where}: {'; '.join(filter(None, found)) or 'other calls in A and in B'}"
-        name, other = ("A", "B") if known[0] else ("B", "A")
-        run, calls = (self.one, known[0]) if known[0] else (self.other, known[1])
-        step, keys = run.steps[calls[0]], {key_of(run.calls[k]) for k in calls}
-        counts = [sum(one.steps[k] <= step and key_of(one.calls[k]) in keys for k in one.own) for one in self.runs]
-        text = f"{name} calls {where}, in another place than {other}"
-        if counts[0] != counts[1]:
-            text += f": of {count:,} calls in each, A makes {counts[0]:,} up to the end of step {step}, B {counts[1]:,}"
-        return text
 
     # --- compiled functions, of which one run has none
 
@@ -1392,7 +1014,7 @@ class Walk:
                 for call in (run.calls[k],)
                 for info, one in zip(call.outputs, run.values(k), strict=False)
             ]
-            for run, calls in self._sides(gap)
+            for run, calls in self.pairing.sides(gap)
         ]
         compiled, eager = (values[0], values[1]) if self.one.compiled else (values[1], values[0])
         if gap.tainted and self.rounded:
@@ -1457,43 +1079,12 @@ def spell_error(error: float) -> str:
     return f"relative L2 {'about ' * (0.0 < error < math.inf)}{spell_number(error)}"
 
 
-def _place_of(call: Call) -> tuple[str, ...]:
-    return call.op, call.phase, call.module
-
-
-def _line_of(call: Call) -> tuple[str, ...]:
-    return call.op, call.phase, call.module, call.line
-
-
-def _where(calls: Sequence[Call], with_line: bool = True) -> str:
-    """What calls of one phase are, and where: "aten::mul in 0, 1 (recompute), train.py:12"; the line if it is one."""
-    ops = some_of(dict.fromkeys(call.op for call in calls))
-    modules = some_of(dict.fromkeys(module_name(call.module) for call in calls))
-    lines = {call.line for call in calls if with_line}
-    line = f", {short_line(lines.pop())}" if len(lines) == 1 and "" not in lines else ""
-    return f"{ops} in {modules}{_phase(calls[0])}{line}"
-
-
-def _phase(call: Call) -> str:
-    return "" if call.phase == "forward" else f" ({call.phase})"
-
-
 def _l2(error: float | None) -> str:
     return "" if error is None else f" ({spell_error(error)})"
 
 
-def _shapes(call: Call) -> tuple[tuple[int, ...], ...]:
-    return tuple(tuple(info.shape) for info in call.inputs)
-
-
 def _dtypes(call: Call) -> tuple[Any, ...]:
     return tuple(info.dtype for info in call.outputs)
-
-
-def shapes_of(call: Call) -> str:
-    """The shapes of a call's inputs and outputs: "[8, 16], [4, 16] -> [8, 4]"."""
-    inputs, outputs = (", ".join(str(list(info.shape)) for info in infos) for infos in (call.inputs, call.outputs))
-    return f"{inputs or 'none'} -> {outputs or 'none'}"
 
 
 def _differing_numbers(one: Mapping[str, Argument], other: Mapping[str, Argument]) -> dict[str, list[str]]:
@@ -1526,16 +1117,6 @@ def _policies(one: Call, other: Call) -> str:
         for call in (one, other)
     ]
     return f"; {texts[0]} in A, {texts[1]} in B"
-
-
-def argument_text(value: Argument) -> str:
-    """An argument in a sentence: lists in brackets, texts as they are."""
-    return str(list(value)) if isinstance(value, tuple) else str(value)
-
-
-def argument_texts(arguments: Mapping[str, tuple[Argument, Argument]]) -> str:
-    """Arguments that differ, for a sentence: "eps 1e-05 in A, 0.1 in B"."""
-    return ", ".join(f"{name} {argument_text(a)} in A, {argument_text(b)} in B" for name, (a, b) in arguments.items())
 
 
 def _attributes(call: Call) -> dict[str, str]:
