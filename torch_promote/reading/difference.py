@@ -718,7 +718,9 @@ def _more(fact: Fact) -> str:
             f"{name} alone makes {number:,}" for name, number in zip("AB", fact.alone, strict=True) if number
         )
         return f" In all, {counts} such calls." if max(fact.alone) > 1 else ""
-    return "" if fact.calls == 1 else f" The same in {fact.calls - 1:,} more call{'s' * (fact.calls > 2)}."
+    texts = [f" The same in {fact.calls - 1:,} more call{'s' * (fact.calls > 2)}."] * (fact.calls > 1)
+    texts += [f" Other values in {fact.others:,} more call{'s' * (fact.others > 1)}."] * (fact.others > 0)
+    return "".join(texts)
 
 
 def _have_one_source(walk: Walk) -> bool:

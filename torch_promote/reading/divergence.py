@@ -26,6 +26,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -78,6 +79,7 @@ class Fact:
         arguments: The arguments that differ, with both values.
         state: The names of the states that differ.
         calls: The number of calls that it is true of.
+        others: The number of calls of the op and phase in which the same arguments differ, with other values.
         alone: The numbers of the calls that it says each run makes alone.
     """
 
@@ -91,6 +93,7 @@ class Fact:
     arguments: Mapping[str, tuple[Argument, Argument]] = field(default_factory=dict)
     state: tuple[str, ...] = ()
     calls: int = 1
+    others: int = 0
     alone: tuple[int, int] = (0, 0)
 
 
@@ -134,6 +137,8 @@ class Walk:
         self._unexplained: list[Pair] = []  # views and conversions whose results differ
         #: Whether one run alone initializes its model, so that what they call before their first step differs.
         self._start_apart: bool = bool(self.one.initial) != bool(self.other.initial)
+        # By op, phase and differing arguments, the first view, which may be one of equal elements.
+        self._first_views: dict[tuple[Any, ...], Pair] = {}
         self._reads_numbers = False  # whether the program has read a number out of a tensor that differs
         self._walk()
 
@@ -171,7 +176,20 @@ class Walk:
             return fact.step, not starts, min(place, first - 0.5)
 
         ordered = [self.facts[place] for place in sorted(range(len(self.facts)), key=rank)]
-        self.facts = [fact for fact in ordered if not self._is_misaligned(fact)] or ordered
+        self.facts = [self._counted(fact) for fact in ordered if not self._is_misaligned(fact)] or ordered
+
+    def _counted(self, fact: Fact) -> Fact:
+        """The fact, with the numbers of all calls in which the arguments differ: an earlier fact may explain some."""
+        if not fact.arguments or fact.one is None:
+            return fact
+        first = self.one.calls[fact.one]
+        found = Counter[bool]()
+        for pair in (*self.pairs, *self.views):
+            call = self.one.calls[pair.one]
+            if (call.name, call.phase) == (first.name, first.phase):
+                arguments = self.pairing.differing_arguments(pair)
+                found[arguments == fact.arguments] += arguments.keys() == fact.arguments.keys()
+        return replace(fact, calls=found[True], others=found[False])
 
     def _is_misaligned(self, fact: Fact) -> bool:
         """Whether the calls of a step have the same arguments in both runs, of which one is aligned with another."""
@@ -383,9 +401,11 @@ class Walk:
         undefined = any(
             w in run.undefined for side, run in enumerate(self.runs) for w in self._writers(side, pair[side])
         )
+        arguments = self.pairing.differing_arguments(pair)
+        if arguments:
+            self._first_views.setdefault((call.name, call.phase, tuple(arguments)), pair)
         if (one == other and _dtypes(call) == _dtypes(theirs)) or undefined:
             return
-        arguments = self.pairing.differing_arguments(pair)
         if _dtypes(call) != _dtypes(theirs) or arguments:
             self._explain(pair, self.error_of(pair), self._differing(pair), arguments)
             self._taint(pair)
@@ -511,6 +531,10 @@ class Walk:
         self, pair: Pair, arguments: dict[str, tuple[Argument, Argument]], error: float | None, differing: Sequence[int]
     ) -> None:
         call, other = self.one.calls[pair.one], self.other.calls[pair.other]
+        earlier = self._first_views.get((call.name, call.phase, tuple(arguments)), pair)
+        if earlier != pair and self._step_of(*earlier) == self._step_of(*pair):
+            pair, arguments = earlier, self.pairing.differing_arguments(earlier)
+            call, other = self.one.calls[pair.one], self.other.calls[pair.other]
         shapes = call.shapes, other.shapes
         kind: Kind = "arguments"
         text = f"{self.place(*pair)}: {argument_texts(arguments)}."
