@@ -17,6 +17,7 @@ import os
 import sys
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import CodeType, FrameType
@@ -156,6 +157,7 @@ class RunningModules:
         self._model_reference = None if model is None else weakref.ref(model)
         self._names: weakref.WeakKeyDictionary[nn.Module, tuple[str, ...]] = weakref.WeakKeyDictionary()
         self._others: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # modules of other models, if one was given
+        self._roots = Counter[str]()  # of other models with parameters, by their class
         self._was_called = False
         self._owners: dict[int, tuple[weakref.ref[Any], str | None]] = {}
         if model is not None:
@@ -192,9 +194,11 @@ class RunningModules:
         return (None, "") if frame is None else (frame.f_locals["self"], self._path(frame))
 
     def named(self) -> Iterator[tuple[nn.Module, str]]:
-        """The modules of the model, each with its first path."""
+        """The modules of the model, and if none was given of others that have run, each with its first path."""
         model = self._model
-        return iter(()) if model is None else ((module, path) for path, module in model.named_modules())
+        found = {} if model is None else {module: path for path, module in model.named_modules()}
+        others = ((module, names[0]) for module, names in list(self._names.items()) if module not in self._others)
+        return iter((dict(others) | found).items())
 
     def path_of_parameter(self, parameter: Any) -> str | None:
         """The path of the module that has a parameter; None if it does not belong to the model."""
@@ -239,7 +243,11 @@ class RunningModules:
                 self._names[module] = (parent,)
                 self._others.add(module)
             elif module not in self._names:  # its parent, which was named just now, has named it
-                self._name(module, f"{parent}.{type(module).__name__}" if parent else type(module).__name__)
+                name = f"{parent}.{type(module).__name__}" if parent else type(module).__name__
+                if any(True for _ in module.parameters()):  # whose names are theirs alone
+                    self._roots[name] += 1
+                    name += f"_{self._roots[name]}" * (self._roots[name] > 1)
+                self._name(module, name)
         return self._names[module]
 
     def _name(self, root: nn.Module, prefix: str) -> None:

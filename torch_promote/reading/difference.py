@@ -21,7 +21,7 @@ from torch_promote.reading.divergence import (
     spell_error,
 )
 from torch_promote.reading.pairing import Pair, Pairing, argument_text
-from torch_promote.reading.run import Run, before_the_window, is_unfinished, relative_error
+from torch_promote.reading.run import Run, before_the_window, is_unfinished, relative_error, renamed
 from torch_promote.recording.program_state import UNKNOWN
 from torch_promote.recording.recording import STEPS, Calls, Step
 from torch_promote.reference.dtypes import dtype_name
@@ -39,6 +39,7 @@ from torch_promote.report.base import (
     Tree,
     heat_shares,
     module_name,
+    some_of,
     spell_number,
 )
 from torch_promote.report.base import Fact as ReportFact
@@ -234,6 +235,8 @@ class Difference(Report):
         step_counts: The numbers of steps in both recordings, if neither was asked for fewer, and they differ; or None.
         unread_states: The states of optimizers that were read in neither run, and so were not compared.
         moved: The number of calls in both runs that the second made in another order.
+        other_names: The modules that have another name in the second run, with it: their calls have equal results. What
+            is told of the second run has the names of the first.
         common_equal: Whether calls of one run alone differ, and the results of all calls in both have equal bits.
         aside: Then, the number of calls of one run alone, if no call in both reads what they have computed, or 0.
         received: By run, the number of calls that it alone made, and whose results the other one reads with equal bits
@@ -276,6 +279,7 @@ class Difference(Report):
     step_counts: tuple[int, int] | None = None
     unread_states: list[str] = field(default_factory=list)
     moved: int = 0
+    other_names: dict[str, str] = field(default_factory=dict)
     common_equal: bool = False
     aside: int = 0
     received: dict[str, int] = field(default_factory=dict)
@@ -378,6 +382,11 @@ class Difference(Report):
             "still running."
             for name, steps in self.unfinished.items()
         ]
+        if self.other_names:
+            names = (
+                f"those of {module_name(mine)} in {module_name(theirs)}" for mine, theirs in self.other_names.items()
+            )
+            more.append(f" Calls stand in other modules in B: {some_of(names)}.")
         if self.step_counts:
             more.append(f" A has {self.step_counts[0]:,} steps, B {self.step_counts[1]:,}.")
         more += [f" {name} ended with an error: {text.rstrip('.')}." for name, text in self.failures.items()]
@@ -577,7 +586,13 @@ def compare_recordings(before: Recording, after: Recording) -> Difference:
     with_values = bool(before.values and after.values)
     may_round = bool(environment.keys() - _OF_NO_EFFECT) or one.compiled != other.compiled
     complete = not (before.dropped or one.unfinished), not (after.dropped or other.unfinished)
-    walk = Walk(Pairing(one, other, complete), may_round, with_values, "torch" in environment)
+    pairing = Pairing(one, other, complete)
+    other_names = pairing.other_names
+    if other_names:
+        after = renamed(after, other_names)
+        other = Run(after, other.outside)
+        pairing = Pairing(one, other, complete)
+    walk = Walk(pairing, may_round, with_values, "torch" in environment)
     only_in_a = [one.calls[i] for gap in walk.pairing.gaps for i in gap.one if not one.is_transparent(i)]
     only_in_b = [other.calls[j] for gap in walk.pairing.gaps for j in gap.other if not other.is_transparent(j)]
     errors = [(place, error) for place, error in enumerate(walk.errors) if error]
@@ -608,6 +623,7 @@ def compare_recordings(before: Recording, after: Recording) -> Difference:
         outside={name: len(run.outside) for name, run in (("A", one), ("B", other)) if run.outside},
         unread_states=unread_states,
         moved=walk.pairing.moved,
+        other_names={mine: theirs for theirs, mine in other_names.items()},
         received={name: len(calls) for name, calls in zip("AB", walk.pairing.received, strict=True) if calls},
         beside={name: len(calls) for name, calls in zip("AB", walk.pairing.beside, strict=True) if calls},
         failures=_failures(before, after),

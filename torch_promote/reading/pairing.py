@@ -164,12 +164,16 @@ class Pairing:
 
     def _move(self, aligned: dict[int, int]) -> None:
         """Aligns calls that have an equal one in another place of the other run, such as draws that a worker needs."""
+        for of_module in (True, False):  # modules may have other names
+            self._move_equal(aligned, of_module)
 
+    def _move_equal(self, aligned: dict[int, int], of_module: bool) -> None:
         def known(side: int, k: int) -> Any:
             run, call = self.runs[side], self.runs[side].calls[k]
             results = not run.updates(k) and run.content(k)
             reads = (one.digest for one in run.reads(k))
-            return results and (call.name, call.module, input_shapes(call), call.arguments, results, *reads)
+            module = of_module and call.module
+            return results and (call.name, module, input_shapes(call), call.arguments, results, *reads)
 
         free: tuple[dict[Any, list[int]], dict[Any, list[int]]] = {}, {}
         taken = {*aligned}, {*aligned.values()}
@@ -259,6 +263,15 @@ class Pairing:
                 writers = {w for read in run.reads(k) for w in read.written_by if w in partners or w in alone}
                 if writers - received - self.beside[side]:
                     self.beside[side].remove(k)
+
+    @property
+    def other_names(self) -> dict[str, str]:
+        """The modules of the second run whose calls are those of one module of the first with another name."""
+        found: dict[str, set[str]] = {}
+        for i, j in sorted(self.partners[0].items()):
+            if not self.one.is_transparent(i):
+                found.setdefault(self.other.calls[j].module, set()).add(self.one.calls[i].module)
+        return {name: next(iter(known)) for name, known in found.items() if len(known) == 1 and name not in known}
 
     # --- two calls
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import bisect
+import copy
 import itertools
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,7 +16,8 @@ import torch
 from torch_promote.observe.call import COMPILED, Call
 from torch_promote.observe.ops import facts_of
 from torch_promote.reading.alignment import align
-from torch_promote.recording.recording import STEPS
+from torch_promote.recording.program_state import PARAMETERS
+from torch_promote.recording.recording import STEPS, Calls
 from torch_promote.recording.values import EMPTY, Values, distance
 
 if TYPE_CHECKING:
@@ -109,6 +112,40 @@ def _of_steps(recording: Recording) -> list[list[int]]:
 def is_unfinished(recording: Recording) -> bool:
     """Whether the recorded program was killed, or is still running."""
     return any(one.kind == "unfinished" for one in recording.not_seen)
+
+
+def renamed(recording: Recording, modules: Mapping[str, str]) -> Recording:
+    """A recording with other names for modules, and for what belongs to them."""
+
+    def of(name: str) -> str:  # a parameter, or "exp_avg of 0.weight"
+        what, between, path = name.rpartition(" of ")
+        module, dot, last = path.rpartition(".")
+        module = modules.get(module, module)
+        return f"{what}{between}{module}{dot and module and '.'}{last}" if dot or "" in modules else name
+
+    def keys(values: Mapping[str, Any]) -> dict[str, Any]:
+        return {of(name): one for name, one in values.items()}
+
+    found = copy.copy(recording)
+    found.calls = Calls(replace(call, module=modules.get(call.module, call.module)) for call in recording.calls)
+    found.sources = [replace(one, name=of(one.name)) if one.name else one for one in recording.sources]
+    found.ends = [
+        replace(end, gradients=keys(end.gradients), parameters=keys(end.parameters)) for end in recording.ends
+    ]
+    found.states = [
+        replace(
+            state,
+            tensors=keys(state.tensors),
+            numbers={
+                name: tuple(of(str(one)) for one in value)
+                if name.startswith(PARAMETERS) and isinstance(value, tuple)
+                else value
+                for name, value in state.numbers.items()
+            },
+        )
+        for state in recording.states
+    ]
+    return found
 
 
 class Run:
