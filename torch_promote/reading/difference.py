@@ -37,6 +37,7 @@ from torch_promote.report.base import (
     Series,
     Table,
     Tree,
+    ancestors,
     heat_shares,
     module_name,
     some_of,
@@ -538,9 +539,7 @@ class Difference(Report):
         inside: dict[str, float] = {}
         sides = {one.module: (dict.fromkeys(one.dtypes_a), dict.fromkeys(one.dtypes_b)) for one in forward}
         for one in forward:
-            parts = one.module.split(".") if one.module else []
-            for end in range(len(parts) + 1):
-                path = ".".join(parts[:end])
+            for path in ancestors(one.module):
                 inside[path] = max(inside.get(path, 0.0), one.relative_l2 or 0.0)
                 for names, dtypes in zip(sides.setdefault(path, ({}, {})), (one.dtypes_a, one.dtypes_b), strict=True):
                     names.update(dict.fromkeys(dtypes))

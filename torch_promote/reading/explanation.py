@@ -27,6 +27,7 @@ from torch_promote.report.base import (
     Listing,
     Report,
     Table,
+    ancestors,
     module_name,
     percent,
     short_line,
@@ -384,7 +385,7 @@ _WANTS: dict[str, Callable[[str, Place], bool]] = {"module": _is_module, "op": _
 def _no_match(places: list[Place], kinds: tuple[str, ...], name: str) -> str:
     if not places:
         return f"nothing matches {name!r}: the trace has no calls."
-    modules = {".".join(path.split(".")[:end]) for _, path, _ in places for end in range(1, path.count(".") + 2)}
+    modules = {one for _, path, _ in places for one in ancestors(path)}
     inside = [path for path in sorted(modules) if path.endswith(f".{name}")]
     if inside and "module" in kinds:
         return f"no module has the path {name!r}. Write the whole path: {', '.join(inside[:_IN_ERRORS])}."

@@ -18,7 +18,18 @@ from torch_promote.policy.overrides import why_illegal
 from torch_promote.recording.recording import CallGroup
 from torch_promote.recording.values import EMPTY, Values, combined_norm
 from torch_promote.reference.dtypes import LOWER_DTYPES, dtype_name
-from torch_promote.report.base import Branch, Chart, Column, Series, Table, Tree, module_name, percent, short_line
+from torch_promote.report.base import (
+    Branch,
+    Chart,
+    Column,
+    Series,
+    Table,
+    Tree,
+    ancestors,
+    module_name,
+    percent,
+    short_line,
+)
 
 if TYPE_CHECKING:
     from torch_promote.recording.recording import Read, Recording
@@ -411,8 +422,7 @@ def module_tree(groups: Iterable[CallGroup]) -> Tree:
     # A float32 island has floating results of float32 or wider alone, while other modules' are narrower.
     whole: dict[str, CallGroup] = {}
     for group in sorted(groups, key=lambda group: (group.key == OPTIMIZER, _natural(group.key))):
-        parts = group.key.split(".")
-        for path in dict.fromkeys(".".join(parts[:end]) for end in range(1, len(parts) + 1)):
+        for path in ancestors(group.key)[1:] or [""]:
             whole.setdefault(path, CallGroup(path)).merge(group)
     others = [whole.pop(path) for path in ("", OPTIMIZER) if path in whole]
     counted = {path: result_dtypes(group.dtypes) for path, group in whole.items()}

@@ -41,12 +41,14 @@ from torch_promote.report.base import (
     Report,
     Sides,
     Table,
+    ancestors,
     module_name,
     percent,
     short_line,
     spell_number,
 )
 from torch_promote.report.base import Fact as ReportFact
+from torch_promote.report.codec import encode
 
 if TYPE_CHECKING:
     from torch_promote.observe.call import Call
@@ -110,8 +112,7 @@ class NearMiss:
             name: None if one is None else {"op": one.op, "module": one.module, "line": one.line}
             for name, one in (("a", self.a), ("b", self.b))
         }
-        error = self.relative_l2
-        return {**sides, "relative_l2": error if error is None or math.isfinite(error) else str(error)}
+        return {**sides, "relative_l2": encode(self.relative_l2)}
 
 
 class _Result(NamedTuple):
@@ -121,6 +122,14 @@ class _Result(NamedTuple):
 
 
 _Class: TypeAlias = list[_Result]  # results of a run with equal bits
+
+
+class _Miss(NamedTuple):
+    """A `NearMiss`, by the numbers of its calls."""
+
+    calls: tuple[int | None, int | None]
+    error: float | None
+    text: str = _NO_COUNTERPART
 
 
 class _Pair(NamedTuple):
@@ -150,15 +159,17 @@ class _Side:
         # Parameters, floating inputs and what depends on them; and the calls that do, or depend on random numbers.
         self.data: set[int] = optimizer.union(-1 - k for k, source in enumerate(run.sources) if _is_data(source))
         self.depends: set[int] = set()
+        self.is_view: set[int] = set()  # calls
         written = set(itertools.chain(*self.writers.values()))
         for i, writers in self.writers.items():
             if not self.data.isdisjoint(writers):
                 self.data.add(i)
             if i in recording.draws or i in self.data or not self.depends.isdisjoint(writers):
                 self.depends.add(i)
-            is_view = i not in written and (i in returns or run.is_transparent(i))
+            if i not in written and (i in returns or run.is_transparent(i)):
+                self.is_view.add(i)
             for writer in writers:
-                (self.views if is_view else self.readers)[writer].append(i)
+                (self.views if i in self.is_view else self.readers)[writer].append(i)
         self._leave_out_preparations()
         self.depends = self.depends or set(self.own)
         self.computing: list[int] = [i for i in self.own if run.computes(i) and i not in returns]
@@ -213,6 +224,13 @@ class _Side:
     def name_of(self, result: _Result) -> str:
         """The place of a call's result, or the name of an argument that it has written."""
         return self.call(result.call).outputs[result.place].name
+
+    def place(self, number: int) -> str:
+        """Where a call is, in a sentence."""
+        call = self.call(number)
+        line = f", {short_line(call.line)}" if call.line else ""
+        phase = "" if call.phase == "forward" else f" ({call.phase})"
+        return f"{call.op.removeprefix('aten::')} in {module_name(call.module)}{phase}{line}"
 
     def digests_read(self, i: int) -> set[str]:
         return {read.digest for read in self.run.reads(i)}
@@ -309,8 +327,10 @@ class _Pairing:
 
     def __init__(self, one: _Side, other: _Side, tolerance: float) -> None:
         self.sides, self.tolerance = (one, other), tolerance
-        self._by_sketch()
-        for step in (self._by_elements, self._by_parts):
+        one, other = self.sides
+        for key in [known for known in one.classes if known in other.classes]:  # equal bits
+            self._add(0, one.classes[key], other.classes[key])
+        for step in (self._by_sketch, self._by_elements, self._by_parts):
             for number in (0, 1):
                 step(number, *self.sides[:: -1 if number else 1])
 
@@ -323,48 +343,35 @@ class _Pairing:
         is_same_order: bool = True,
     ) -> None:
         """Pairs results of a run with those of the other in their order; if one has fewer, its last with the rest."""
-        for place in range(max(len(mine), len(theirs))):
+        for place in range(max(len(mine), len(theirs)) if mine and theirs else 0):
             ends = mine[min(place, len(mine) - 1)], theirs[min(place, len(theirs) - 1)]
             pair = _Pair(ends[::-1] if number else ends, error, is_same_order)
             for side, end in zip(self.sides, pair.ends, strict=True):
                 side.pairs.setdefault((end.call, end.place), pair)
                 side.paired.add(end.values.digest)
 
-    def _by_sketch(self) -> None:
-        """Pairs results with equal bits, and what is left with the nearest of the other run."""
-        one, other = self.sides
-        for key in one.classes.keys() & other.classes.keys():
-            self._add(0, one.classes[key], other.classes[key])
-        by_count = [defaultdict[int, list[_Class]](list), defaultdict[int, list[_Class]](list)]
-        for side, counts in zip(self.sides, by_count, strict=True):
+    def _by_sketch(self, number: int, mine: _Side, theirs: _Side) -> None:
+        """Pairs what is left with the nearest of the other run."""
+        by_count = defaultdict[int, tuple[list[_Class], list[_Class]]](lambda: ([], []))
+        for place, side in enumerate((mine, theirs)):
             for found in side.telling:
-                counts[found[0].values.count].append(found)
-        for number, side in enumerate(self.sides):
-            for count, classes in by_count[number].items():
-                left = [found for found in classes if found[0].values.digest not in side.paired]
-                for mine, theirs in _nearest(left, by_count[1 - number].get(count, [])):
-                    error = relative_error(mine[0].values, theirs[0].values)
-                    if error is not None and error <= self.tolerance:
-                        self._add(number, mine, theirs, error)
+                if place or found[0].values.digest not in mine.paired:
+                    by_count[found[0].values.count][place].append(found)
+        for left, others in by_count.values():
+            for one, other in _nearest(left, others):
+                error = relative_error(one[0].values, other[0].values)
+                if error is not None and error <= self.tolerance:
+                    self._add(number, one, other, error)
 
     def _by_elements(self, number: int, mine: _Side, theirs: _Side) -> None:
         """Pairs what is left by what does not depend on the order of the elements, if the shapes differ."""
         by_norm: list[_Class] = sorted(theirs.telling, key=_norm)
         for one in mine.telling:
             values = one[0].values
-            if values.count < _FEWEST or len(values.exponents) < 3 or values.digest in mine.paired:
-                continue
-            for other in self._of_norm(by_norm, _norm(one)):
-                is_other_shape = _shapes(mine, one).isdisjoint(_shapes(theirs, other))
-                if is_other_shape and self._has_the_elements(other[0].values, [values]):
-                    self._add(number, one, other, is_same_order=False)
-                    break
-
-    def _of_norm(self, by_norm: Sequence[_Class], norm: float) -> Iterable[_Class]:
-        """Those of classes, sorted by norm, that have a norm."""
-        start = bisect.bisect_left(by_norm, norm * (1 - self.tolerance), key=_norm)
-        most = norm * (1 + self.tolerance)
-        return itertools.takewhile(lambda one: _norm(one) <= most, by_norm[start : start + _MOST_PLACES])
+            if values.count >= _FEWEST and len(values.exponents) >= 3 and values.digest not in mine.paired:
+                shapes, known = _shapes(mine, one), self._wholes(by_norm, [values])
+                other = next((other for other in known if shapes.isdisjoint(_shapes(theirs, other))), ())
+                self._add(number, one, other, is_same_order=False)
 
     def _by_parts(self, number: int, mine: _Side, theirs: _Side) -> None:
         """Pairs what is left with what a loop of a run computes in parts, by consecutive calls of a line."""
@@ -382,46 +389,36 @@ class _Pairing:
                         loops[call.op, call.line, call.phase, module, place].append(_Result(i, place, values))
         for loop in loops.values():
             sums = list(itertools.accumulate((_nonzeros(one.values) for one in loop), initial=0))
-            squares = list(itertools.accumulate((_norm([one]) ** 2 for one in loop), initial=0.0))
             ends = {size: end for end, size in enumerate(sums)}
-            for start, (size, square) in enumerate(zip(sums, squares, strict=True)):
-                for count, candidates in wholes.items():
-                    end = ends.get(size + count, start)
-                    if end - start < 2:
-                        continue
-                    parts = [one.values for one in loop[start:end]]
-                    for whole in self._of_norm(candidates, math.sqrt(squares[end] - square)):
-                        if self._has_the_elements(whole[0].values, parts):
-                            self._add(number, loop[start:end], whole, is_same_order=False)
-                            break
+            for (start, size), (count, candidates) in itertools.product(enumerate(sums), wholes.items()):
+                parts = loop[start : ends.get(size + count, start)]
+                if len(parts) > 1:
+                    whole = next(self._wholes(candidates, [one.values for one in parts]), ())
+                    self._add(number, parts, whole, is_same_order=False)
 
-    def _has_the_elements(self, whole: Values, parts: Sequence[Values]) -> bool:
-        """Whether several tensors have the elements of one but for zeros, by norm, extremes and exponents."""
-        norms = math.hypot(*(one.l2 or 0.0 for one in parts)), whole.l2 or 0.0
-        largest = max(one.amax or 0.0 for one in parts), whole.amax or 0.0
-        least = min(one.min_nonzero or 0.0 for one in parts), whole.min_nonzero or 0.0
-        for (found, expected), scale in ((norms, norms[1]), (largest, largest[1]), (least, largest[1])):
-            if abs(found - expected) > self.tolerance * scale:
-                return False
-        apart = _exponents(whole)
+    def _wholes(self, by_norm: Sequence[_Class], parts: Sequence[Values]) -> Iterator[_Class]:
+        """Those that have the elements of several tensors but for zeros, by norm, extremes and exponents."""
+        norm, apart = math.hypot(*(one.l2 or 0.0 for one in parts)), Counter[Any]()
+        least, largest = min(one.min_nonzero or 0.0 for one in parts), max(one.amax or 0.0 for one in parts)
         for one in parts:
-            apart.subtract(_exponents(one))
-        return sum(map(abs, apart.values())) <= 2 * self.tolerance * whole.count + (0 if self.tolerance < 1e-3 else 2)
+            apart.update(_exponents(one))
+        start = bisect.bisect_left(by_norm, norm * (1 - self.tolerance), key=_norm)
+        for found in by_norm[start : start + _MOST_PLACES]:
+            whole = found[0].values
+            allowed = self.tolerance * (whole.amax or 0.0)
+            if _norm(found) > norm * (1 + self.tolerance):
+                return
+            if max(abs(largest - (whole.amax or 0.0)), abs(least - (whole.min_nonzero or 0.0))) <= allowed:
+                off = Counter(apart)
+                off.subtract(_exponents(whole))
+                few = 0 if self.tolerance < 1e-3 else 2
+                if sum(map(abs, off.values())) <= 2 * self.tolerance * whole.count + few:
+                    yield found
 
     @cached_property
     def right(self) -> tuple[set[int], set[int]]:
         """The calls of both runs that are right; see NOTE [ Where an implementation goes wrong ]."""
-        found: tuple[set[int], set[int]] = set(), set()
-        for side, right in zip(self.sides, found, strict=True):
-            for i in reversed(side.own):
-                known = {values.digest for values in side.run.values(i) if not _is_constant(values)}
-                around = (*side.readers.get(i, ()), *side.views.get(i, ()))
-                # Of several results, such as the states of an LSTM, those that are read count.
-                read = [{digest} for k in around for digest in known & side.digests_read(k)]
-                parts = read or [known or set(side.run.results(i))]
-                if all(_is_right(side, i, part, right) for part in parts) or (not known and side.pairs_of(i)):
-                    right.add(i)
-        return found
+        return _right(self.sides[0]), _right(self.sides[1])
 
     def wrong(self, number: int, phases: Iterable[str]) -> list[int]:
         """The calls that depend on data, compute, and are not right, in the order of the run."""
@@ -462,154 +459,132 @@ def _shapes(side: _Side, results: Sequence[_Result]) -> set[tuple[int, ...]]:
     return {tuple(size for size in info.shape if size > 1) for info in infos}
 
 
-def _is_right(side: _Side, i: int, digests: set[str], right: set[int]) -> bool:
-    """Whether what a call computed is right, by all parts that views make of it, or by its readers in `right`."""
-    whole, parts = set(digests), list[str]()
-    for view in side.views.get(i, ()):
-        call = side.call(view)
-        if call.outputs and not whole.isdisjoint(side.digests_read(view)):
-            if math.prod(call.outputs[0].shape) < math.prod(call.inputs[0].shape):
-                parts += side.run.results(view)
-            else:
-                whole.update(side.run.results(view))
-    if not whole.isdisjoint(side.paired):
-        return True
-    for reader in right.intersection(side.readers.get(i, ())):
+def _right(side: _Side) -> set[int]:
+    """The calls that are right, from the last to the first: what a right call reads is right."""
+    found, right, read_later = set[int](), set(side.paired), set[str]()  # the calls; and by digest
+    parts: dict[str, list[str]] = defaultdict(list)  # what views make of what they read, by digest
+    for i in reversed(side.own):
+        known = {values.digest: values for values in side.run.values(i) if not _is_constant(values)}
+        read, results = side.digests_read(i), side.run.results(i)
+        right.update(one for one in known if parts[one] and right.issuperset(parts[one]))
+        # Of several results, such as the states of an LSTM, those that are read count.
+        is_read = read_later.intersection(known)
+        is_right = right.issuperset(is_read) if is_read else not right.isdisjoint(known or results)
+        if is_right or (not known and side.pairs_of(i)):
+            found.add(i)
+        read_later |= read
+        sizes = [math.prod(info.shape) for infos in (side.call(i).outputs, side.call(i).inputs) for info in infos[:1]]
+        if i in side.is_view and sizes[0] < sizes[-1]:
+            parts.update({one: [*parts[one], *results] for one in read})
         # Few numbers, such as a loss, and constants tell little of what they were computed from.
-        size = max((values.count for values in side.run.values(reader) if not _is_constant(values)), default=0)
-        if size >= _FEWEST and not whole.isdisjoint(side.digests_read(reader)):
-            return True
-    others = [{part} for part in parts if part not in whole]
-    return bool(others) and all(_is_right(side, i, part, right) for part in others)
+        elif is_right and (i in side.is_view or max((one.count for one in known.values()), default=0) >= _FEWEST):
+            right |= read
+    return found
 
 
 # --- weights
 
 
-class _Weight(NamedTuple):
+class _Lines(NamedTuple):
+    """The rows or columns of a weight, with a number for each. A vector is a row, and each of its elements is one."""
+
     name: str
-    values: Values
-    dtype: torch.dtype
-    rows: torch.Tensor  # a number for each row, and for each column
-    columns: torch.Tensor
-
-    def length(self, kind: str) -> int:
-        """The number of elements of a row, or of a column."""
-        return self.values.count // max(len(getattr(self, kind)), 1)
-
-
-def _weights_of(side: _Side) -> list[_Weight]:
-    """The parameters and buffers of a run, in the order in which they are read."""
-    return [
-        _Weight(source.name, source.values, source.info.dtype, *map(unpack_projections, source.projections))
-        for source in side.run.sources
-        if side.run.named.get(source.name) is source and source.values.count
-    ]
+    is_columns: bool
+    length: int  # of a row or column
+    numbers: torch.Tensor
 
 
 class _Segment(NamedTuple):
-    start: int  # in the weight of A
-    name: str
-    at: int  # in the weight of B
+    start: int  # in the lines of A
+    lines: _Lines  # of B
+    at: int  # in these
     size: int
-
-
-class _Pool:
-    """The rows or columns of one length of all weights of a run."""
-
-    def __init__(self, weights: Sequence[_Weight], kind: str) -> None:
-        self.lines: dict[str, torch.Tensor] = {one.name: getattr(one, kind) for one in weights}
-        self._names = list(self.lines)
-        self._all = torch.cat([*self.lines.values()])
-        self._starts = [0, *itertools.accumulate(map(len, self.lines.values()))]
-
-    def cover(self, lines: torch.Tensor, tolerance: float, least: int) -> list[_Segment]:
-        """Segments of at least so many rows that have all rows of a weight, in its order; none if a row is in none."""
-        found: list[_Segment] = []
-        start = 0
-        while start < len(lines):
-            last = min(least, len(lines) - start) - 1  # the first row and this one, before all between
-            fits = (self._all[: max(len(self._all) - last, 0)] - lines[start]).abs() <= tolerance
-            fits &= (self._all[last:] - lines[start + last]).abs() <= tolerance
-            best = _Segment(start, "", 0, 0)
-            for place in fits.nonzero().flatten()[:_MOST_PLACES].tolist():
-                owner = bisect.bisect(self._starts, place) - 1
-                name, at = self._names[owner], place - self._starts[owner]
-                theirs = self.lines[name][at : at + len(lines) - start]
-                apart = (lines[start : start + len(theirs)] - theirs).abs() > tolerance
-                size = int(apart.int().argmax()) if bool(apart.any()) else len(theirs)
-                best = max(best, _Segment(start, name, at, size), key=lambda one: one.size)
-            if best.size <= last or (best.size == 1 and len(self._all) > _MOST_SINGLE):
-                return []
-            found.append(best)
-            start += best.size
-        return found
-
-
-#: The lines of a weight of A, those of weights of B that they may be, and how that is spelled.
-_FORMS = (
-    ("rows", "rows", "{name}[{ranges}]"),
-    ("columns", "columns", "{name}[:, {ranges}]"),
-    ("rows", "columns", "{name}.T[{ranges}]"),
-    ("columns", "rows", "{name}.T[:, {ranges}]"),
-)
 
 
 _Found = tuple[str | None, Sequence[str]]  # what has the values of a weight, and the weights of B that are in it
 
 
-def _pair_weights(ones: Sequence[_Weight], others: Sequence[_Weight]) -> dict[str, _Found]:
+def _weights_of(side: _Side) -> list[Source]:
+    """The parameters and buffers of a run, in the order in which they are read."""
+    return [one for one in side.run.sources if side.run.named.get(one.name) is one and one.values.count]
+
+
+def _lines_of(weight: Source) -> list[_Lines]:
+    rows, columns = map(unpack_projections, weight.projections)
+    length = weight.values.count // max(len(rows), 1)
+    both = (False, length, rows), (length > 1, weight.values.count // max(len(columns), 1), columns)
+    return [_Lines(weight.name, *one) for one in both if len(one[2])]
+
+
+def _pair_weights(ones: Sequence[Source], others: Sequence[Source]) -> dict[str, _Found]:
     """For each parameter and buffer of the first run, what has its values in the second."""
-    # "name", "name[0:64]" (rows), "name[:, 0:64]" (columns), "name.T" (transposed), "[0:64] = name, [64:128] = ...".
-    pools = {
-        (kind, length): _Pool([one for one in others if one.length(kind) == length], kind)
-        for kind in ("rows", "columns")
-        for length in {one.length(kind) for one in others}
-    }
+    pools: dict[int, list[_Lines]] = defaultdict(list)  # by length
+    for lines in itertools.chain(*map(_lines_of, others)):
+        pools[lines.length].append(lines)
     found: dict[str, _Found] = {}
     for weight in ones:
         # The rounding of the coarsest dtype, if their dtypes differ.
-        dtypes = {one.dtype for one in (weight, *others)}
+        dtypes = {one.info.dtype for one in (weight, *others)}
         rounds = 2 * max(torch.finfo(dtype).eps for dtype in dtypes) if len(dtypes) > 1 else _WEIGHT_ROUNDS
         errors = ((relative_error(weight.values, one.values), one.name) for one in others)
         error, name = min(((error, name) for error, name in errors if error is not None), default=(math.inf, ""))
-        found[weight.name] = (name, [name]) if error <= rounds else _in_parts(weight, pools, rounds)
         if _is_constant(weight.values):
             found[weight.name] = None, ()
+        else:
+            found[weight.name] = (name, [name]) if error <= rounds else _in_parts(weight, pools, rounds)
     return found
 
 
-def _in_parts(weight: _Weight, pools: Mapping[tuple[str, int], _Pool], rounds: float) -> _Found:
-    for mine, theirs, form in _FORMS:
-        lines, pool = getattr(weight, mine), pools.get((theirs, weight.length(mine)))
-        if pool is not None and len(lines):
-            tolerance = rounds * float(lines.square().mean().sqrt())
-            segments = pool.cover(lines, tolerance, 2 if rounds <= _WEIGHT_ROUNDS else _LEAST_ROUNDED)
-            if segments:
-                is_vector = mine == "columns" and theirs == "rows" and weight.length("rows") == 1
-                text = _spelled(segments, pool, _FORMS[0][2] if is_vector else form)
-                return text, sorted({one.name for one in segments})
-    ordered, pool = weight.rows.sort().values, pools.get(("rows", weight.length("rows")))
-    for name, lines in () if pool is None or len(ordered) < 2 else pool.lines.items():
-        # As rotary embeddings of another convention need them.
-        if len(lines) == len(ordered) and torch.allclose(
-            lines.sort().values, ordered, 0, rounds * float(ordered.square().mean().sqrt())
-        ):
-            return f"{name}[rows in another order]", [name]
+def _in_parts(weight: Source, pools: Mapping[int, Sequence[_Lines]], rounds: float) -> _Found:
+    """What has the rows or the columns of a weight; see `Match.weights`."""
+    for mine in (one for one in _lines_of(weight) if one.length in pools):
+        pool = sorted(pools[mine.length], key=lambda one: one.is_columns != mine.is_columns)
+        tolerance = rounds * float(mine.numbers.square().mean().sqrt())
+        segments = _cover(mine.numbers, pool, tolerance, 2 if rounds <= _WEIGHT_ROUNDS else _LEAST_ROUNDED)
+        if segments:
+            return _spelled(mine, segments), sorted({one.lines.name for one in segments})
+        for other in pool:  # as rotary embeddings of another convention need them
+            if not mine.is_columns and len(mine.numbers) == len(other.numbers) > 1:
+                apart = mine.numbers.sort().values - other.numbers.sort().values
+                if apart.abs().max() <= tolerance:
+                    return f"{other.name}[rows in another order]", [other.name]
     return None, ()
 
 
-def _spelled(segments: Sequence[_Segment], pool: _Pool, form: str) -> str:
+def _cover(lines: torch.Tensor, pool: Sequence[_Lines], tolerance: float, least: int) -> list[_Segment]:
+    """Segments of at least so many lines that have all lines of a weight, in its order; none if a line is in none."""
+    known = torch.cat([one.numbers for one in pool])
+    starts = [0, *itertools.accumulate(len(one.numbers) for one in pool)]
+    found: list[_Segment] = []
+    start = 0
+    while start < len(lines):
+        shortest = lines[start : start + least]
+        fits = ((known.unfold(0, len(shortest), 1) - shortest).abs() <= tolerance).all(1)
+        best = _Segment(start, pool[0], 0, 0)
+        for place in fits.nonzero().flatten()[:_MOST_PLACES].tolist():
+            owner = bisect.bisect(starts, place) - 1
+            at = place - starts[owner]
+            theirs = pool[owner].numbers[at : at + len(lines) - start]
+            fitting = (lines[start : start + len(theirs)] - theirs).abs() <= tolerance
+            size = int(fitting.long().cumprod(0).sum())
+            best = max(best, _Segment(start, pool[owner], at, size), key=lambda one: one.size)
+        if best.size < len(shortest) or (best.size == 1 and len(known) > _MOST_SINGLE):
+            return []
+        found.append(best)
+        start += best.size
+    return found
+
+
+def _spelled(mine: _Lines, segments: Sequence[_Segment]) -> str:
     texts = {}
-    for name in dict.fromkeys(one.name for one in segments):
-        ranges = [one for one in segments if one.name == name]
-        text = form.format(name=name, ranges=", ".join(f"{one.at}:{one.at + one.size}" for one in ranges))
-        if len(ranges) == 1 and ranges[0].size == len(pool.lines[name]):
-            text = f"{name}.T" if ".T[" in form else name
+    for lines in dict.fromkeys(one.lines for one in segments):
+        ranges = [one for one in segments if one.lines is lines]
+        text = lines.name + ".T" * (lines.is_columns != mine.is_columns)
+        if len(ranges) > 1 or ranges[0].size < len(lines.numbers):
+            text += "[" + ":, " * mine.is_columns + ", ".join(f"{one.at}:{one.at + one.size}" for one in ranges) + "]"
         texts[", ".join(f"{one.start}:{one.start + one.size}" for one in ranges)] = text
-    return (
-        next(iter(texts.values())) if len(texts) == 1 else ", ".join(f"[{at}] = {text}" for at, text in texts.items())
-    )
+    at_all = len(texts) == 1
+    return ", ".join(text if at_all else f"[{at}] = {text}" for at, text in texts.items())
 
 
 # --- the answer
@@ -673,14 +648,8 @@ class Match(Report):
 
     def to_dict(self) -> dict[str, Any]:
         """Returns JSON-compatible values: "outputs_match", "matched", "first", "modules", "weights", "near"."""
-        return {
-            "outputs_match": self.outputs_match,
-            "matched": self.matched,
-            "first": None if self.first is None else self.first.to_dict(),
-            "modules": self.modules,
-            "weights": self.weights,
-            "near": [one.to_dict() for one in self.near],
-        }
+        names = "outputs_match", "matched", "first", "modules", "weights", "near"
+        return {name: encode(getattr(self, name)) for name in names}
 
     def content(self) -> Content:
         """Returns the sentence, the near misses, the maps of modules and weights, and the two programs."""
@@ -744,12 +713,6 @@ def match_recordings(before: Recording, after: Recording, tolerance: float | Non
     return _Answer(pairing).match()
 
 
-def _place(call: Call) -> str:
-    line = f", {short_line(call.line)}" if call.line else ""
-    phase = "" if call.phase == "forward" else f" ({call.phase})"
-    return f"{call.op.removeprefix('aten::')} in {module_name(call.module)}{phase}{line}"
-
-
 class _Answer:
     def __init__(self, pairing: _Pairing) -> None:
         self.pairing = pairing
@@ -772,25 +735,30 @@ class _Answer:
         first = self._first() if self.wrong_ends else None
         near = self._near(first)
         counted = [
-            [values for i in side.own for values in side.run.values(i) if values.digest and not _is_constant(values)]
+            [one.digest for i in side.own for one in side.run.values(i) if one.digest and not _is_constant(one)]
             for side in self.sides
         ]
-        paired = sum(values.digest in self.one.paired for values in counted[0])
+        paired = sum(digest in self.one.paired for digest in counted[0])
+        share = f"{paired:,} of {len(counted[0]):,} results of the reference have a counterpart."
         return Match(
             outputs_match=not self.wrong_ends,
             matched=paired / len(counted[0]) if counted[0] else 0.0,
-            first=first,
+            first=first and self._near_miss(first),
             modules=self._modules(),
             weights=self.weights,
-            near=near,
+            near=[*map(self._near_miss, near)],
             tolerance=self.pairing.tolerance,
-            answer=self._sentence(first, near, paired, len(counted[0])),
+            answer=self._sentence(first, near, share),
             evidence=[*reversed(self.wrong_ends), *self.evidence],  # the first outputs are inner ones in many programs
             compared=(len(counted[0]), len(counted[1])),
             reordered=sum(not pair.is_same_order for pair in self.one.pairs.values()),
             alone=self.alone,
             sides=self._sides(first),
         )
+
+    def _near_miss(self, miss: _Miss) -> NearMiss:
+        one, other = (None if i is None else side.call(i) for side, i in zip(self.sides, miss.calls, strict=True))
+        return NearMiss(one, other, miss.error, miss.text)
 
     # --- outputs, losses and gradients
 
@@ -807,7 +775,7 @@ class _Answer:
             if name.isdigit() or one.values.count in sizes:
                 self.lacking.append(one.call)
                 what = "output" if name.isdigit() else name
-                self.wrong_ends.append(f"The {what} of {_place(self.one.call(one.call))} has no counterpart.")
+                self.wrong_ends.append(f"The {what} of {self.one.place(one.call)} has no counterpart.")
             else:
                 unknown.append(name)
         if unknown:
@@ -817,7 +785,7 @@ class _Answer:
         known, last = {one.values.digest for one in self.other.outputs}, lacking[1][-1:]
         counterparts = self._counterparts(0, outputs[-1]) if outputs else set[str]()
         if counterparts and known.isdisjoint(counterparts) and last and last[0] == self.other.outputs[-1]:
-            self.wrong_ends.append(f"The output of {_place(self.other.call(last[0].call))} in B has no counterpart.")
+            self.wrong_ends.append(f"The output of {self.other.place(last[0].call)} in B has no counterpart.")
         pairs = [self.one.pairs.get((one.call, one.place)) for one in outputs]
         errors = [pair.error for pair in pairs if pair is not None and pair.is_same_order]
         if errors:
@@ -869,7 +837,7 @@ class _Answer:
 
     # --- where they part
 
-    def _first(self) -> NearMiss | None:
+    def _first(self) -> _Miss | None:
         """Where A goes on without a counterpart, and the nearest that B computes there."""
         wrong = [self.pairing.wrong(number, ("forward", "recompute")) for number in (0, 1)]
         if not any(wrong) and self._jumps:
@@ -877,9 +845,9 @@ class _Answer:
         if not any(wrong):
             wrong = [self.pairing.wrong(number, ("backward",)) for number in (0, 1)]
         if not any(wrong):
-            return self._miss(self.lacking[0], None, None, "has no counterpart") if self.lacking else None
+            return _Miss((self.lacking[0], None), None, "has no counterpart") if self.lacking else None
         first, partner = (found[0] if found else None for found in wrong)
-        hidden = self._hidden(None if first is None else self.one.call(first))
+        hidden = self._hidden(first)
         if hidden is not None:
             return hidden
         error = None if first is None or partner is None else self.pairing.error_between(first, partner)
@@ -892,50 +860,44 @@ class _Answer:
                 found.append((score, off, i, j))
         _, error, first, partner = min(found, default=(0.0, error, first, partner))
         self.skipped = wrong[0][: wrong[0].index(first)] if first in wrong[0] else []
-        return self._miss(first, partner, error)
+        return _Miss((first, partner), error)
 
-    def _miss(self, i: int | None, j: int | None, error: float | None, text: str = _NO_COUNTERPART) -> NearMiss:
-        return NearMiss(None if i is None else self.one.call(i), None if j is None else self.other.call(j), error, text)
-
-    def _hidden(self, end: Call | None) -> NearMiss | None:
+    def _hidden(self, end: int | None) -> _Miss | None:
         """The same op on the same inputs with another result, before a call; what reads it may hide the difference."""
         one, other = self.sides
         unpaired: dict[str, list[int]] = defaultdict(list)  # of B, by op
         for j in other.computing:
             if not other.pairs_of(j):
                 unpaired[other.call(j).op].append(j)
-        for i in one.computing:
-            if one.call(i) is end:
-                break
-            same_op = unpaired.get(one.call(i).op, ())
+        for i in itertools.takewhile(lambda i: i != end, one.computing):
+            same_op = unpaired.get(one.call(i).op)
             if same_op and i in one.depends and i not in one.moves and not one.pairs_of(i):
                 inputs = {pair.ends[1].call for writer in one.behind(i) for pair in one.pairs_of(writer)}
                 for j in same_op:
                     is_alike = inputs.issuperset(other.behind(j) - other.moves)
                     error = self.pairing.error_between(i, j) if is_alike else None
                     if error is not None and self.pairing.tolerance < error < _MOST_OF_NEAR:
-                        return self._miss(i, j, error, "the same op on the same inputs, with another result")
+                        return _Miss((i, j), error, "the same op on the same inputs, with another result")
         return None
 
-    def _near(self, first: NearMiss | None) -> list[NearMiss]:
+    def _near(self, first: _Miss | None) -> list[_Miss]:
         """The first difference, even one that the tolerance hides, and where errors begin to exceed rounding."""
         if first is None and self._jumps:
-            first = self._hidden(self._jumps[0].a)
-        found = [first] if first is not None and first.relative_l2 is not None else []
-        return found + [one for one in self._jumps if one is not first]
+            first = self._hidden(self._jumps[0].calls[0])
+        found = [first] if first is not None and first.error is not None else []
+        return found + [one for one in self._jumps if one != first]
 
     @cached_property
-    def _jumps(self) -> list[NearMiss]:
+    def _jumps(self) -> list[_Miss]:
         """Pairs whose error is far above that of their inputs and above what rounding explains."""
         found = []
         for (i, _), pair in sorted(self.one.pairs.items()):
             j = pair.ends[1].call
-            if j < 0 or not pair.is_same_order or i not in self.one.writers or i in self.one.moves:
-                continue
-            inputs = [known.error for writer in self.one.behind(i) for known in self.one.pairs_of(writer)]
-            rounding = max(self.one.run.rounding(i), self.other.run.rounding(j))
-            if pair.error > max(_GROWS * max(inputs, default=0.0), rounding):
-                found.append(self._miss(i, j, pair.error, _BEGIN_TO_EXCEED))
+            if j >= 0 and pair.is_same_order and i in self.one.writers and i not in self.one.moves:
+                inputs = [known.error for writer in self.one.behind(i) for known in self.one.pairs_of(writer)]
+                rounding = max(self.one.run.rounding(i), self.other.run.rounding(j))
+                if pair.error > max(_GROWS * max(inputs, default=0.0), rounding):
+                    found.append(_Miss((i, j), pair.error, _BEGIN_TO_EXCEED))
         return found[:_REACH]
 
     # --- maps
@@ -952,17 +914,16 @@ class _Answer:
         sizes: Counter[str] = Counter()
         common: dict[str, Counter[str]] = defaultdict(Counter)
         for one, other in ends:
-            sizes.update(_ancestors(other))
-            for path in _ancestors(one):
-                common[path].update(_ancestors(other))
+            sizes.update(ancestors(other))
+            for path in ancestors(one):
+                common[path].update(ancestors(other))
         return {
             path: max(found, key=lambda other: (found[other] ** 2 / sizes[other], len(other)))
             for path, found in common.items()
             if path
         }
 
-    def _sentence(self, first: NearMiss | None, near: Sequence[NearMiss], paired: int, results: int) -> str:
-        share = f"{paired:,} of {results:,} results of the reference have a counterpart."
+    def _sentence(self, first: _Miss | None, near: Sequence[_Miss], share: str) -> str:
         within = f"within {spell_number(self.pairing.tolerance)} (relative L2)"
         if first is not None:
             return f"{self._until(first)}{self._described(first)}{self._more(first)} {share}"
@@ -975,61 +936,58 @@ class _Answer:
         more = hides if coarse in LOWER_DTYPES else ""
         return f"The port (B) computes what the reference (A) computes: all outputs match {within}.{more} {share}"
 
-    def _until(self, first: NearMiss) -> str:
+    def _until(self, first: _Miss) -> str:
         """Up to where A and B compute the same: the last call with a counterpart before the first difference."""
-        before = itertools.takewhile(lambda i: self.one.call(i) is not first.a, self.one.computing)
-        known = [i for i in before if i not in self.one.moves and i in self.one.depends and self.one.pairs_of(i)]
-        if first.a is None or not known:
+        side = self.one
+        before = itertools.takewhile(lambda i: i != first.calls[0], side.computing)
+        known = [i for i in before if i not in side.moves and i in side.depends and side.pairs_of(i)]
+        if first.calls[0] is None or not known:
             return ""
-        return f"The port (B) computes what the reference (A) computes up to {_place(self.one.call(known[-1]))}. "
+        return f"The port (B) computes what the reference (A) computes up to {side.place(known[-1])}. "
 
-    def _more(self, first: NearMiss) -> str:
+    def _more(self, first: _Miss) -> str:
         """What else has no counterpart: calls before the first difference, or what it reads of a result with one."""
-        i = next((i for i in self.one.computing if self.one.call(i) is first.a), None)
+        side, (i, _) = self.one, first.calls
         if i is None:
             return ""
-        step = self.one.run.steps[i]
+        step = side.run.steps[i]
         text = f" This is after {step:,} optimizer step{'s' * (step > 1)}." if step else ""
-        ops = dict.fromkeys(self.one.call(k).op.removeprefix("aten::") for k in self.skipped)
+        ops = dict.fromkeys(side.call(k).op.removeprefix("aten::") for k in self.skipped)
         if ops:
             return f"{text} Before it, A calls {', '.join(ops)} without a counterpart."
-        for read in self.one.run.reads(i):
-            wholes = [k for k in read.written_by if any(not pair.is_same_order for pair in self.one.pairs_of(k))]
-            if wholes and wholes[0] >= 0 and read.digest and read.digest not in self.one.paired:
-                text += f" B has the elements of {_place(self.one.call(wholes[0]))}, "
+        for read in side.run.reads(i):
+            wholes = [k for k in read.written_by if any(not pair.is_same_order for pair in side.pairs_of(k))]
+            if wholes and wholes[0] >= 0 and read.digest and read.digest not in side.paired:
+                text += f" B has the elements of {side.place(wholes[0])}, "
                 return f"{text}but not the part and order of them that is read here."
         return text
 
-    @staticmethod
-    def _described(first: NearMiss) -> str:
-        one, other, error = first.a, first.b, first.relative_l2
+    def _described(self, first: _Miss) -> str:
+        one, other = (None if i is None else side.place(i) for side, i in zip(self.sides, first.calls, strict=True))
         if one is None:
-            assert other is not None
-            return f"{_place(other)} in B has no counterpart in A."
-        text = f"{_place(one)} has no counterpart"
-        if other is None:
-            return f"{text}."
-        off = "" if error is None else f", off by {spell_number(error)} (relative L2)"
+            return f"{other} in B has no counterpart in A."
         if first.text == _BEGIN_TO_EXCEED:
-            return f"In {_place(one)} (B: {_place(other)}), {first.text}: {spell_number(error)}."
-        if error is not None and error < _MOST_OF_JOINED:
-            return f"{text}; nearest: {_place(other)}{off}."
-        return f"{text}; the first call of B without one: {_place(other)}{off}."
+            return f"In {one} (B: {other}), {first.text}: {spell_number(first.error)}."
+        if other is None:
+            return f"{one} has no counterpart."
+        is_near = first.error is not None and first.error < _MOST_OF_JOINED
+        what = "nearest" if is_near else "the first call of B without one"
+        off = "" if first.error is None else f", off by {spell_number(first.error)} (relative L2)"
+        return f"{one} has no counterpart; {what}: {other}{off}."
 
     # --- the page
 
-    def _sides(self, first: NearMiss | None) -> Sides:
+    def _sides(self, first: _Miss | None) -> Sides:
         """The calls of both programs that compute, around the first difference if there are many."""
         rows: list[list[tuple[str, str, str]]] = []
-        places: list[dict[int, int]] = []  # of calls in the rows
-        marked: list[int | None] = []
-        for side, call in zip(self.sides, (first and first.a, first and first.b), strict=True):
-            own = [i for i in side.computing if side.run.steps[i] == side.run.steps[side.computing[0]]]
-            place = next((k for k, i in enumerate(own) if side.call(i) is call), None)
-            start = max(0, min((place or 0) - _MOST_SHOWN // 2, len(own) - _MOST_SHOWN))
-            marked.append(None if place is None else place - start)
-            places.append({i: k for k, i in enumerate(own[start : start + _MOST_SHOWN])})
-            calls = map(side.call, places[-1])
+        places: list[dict[int | None, int]] = []  # of calls in the rows
+        for side, i in zip(self.sides, first.calls if first is not None else (None, None), strict=True):
+            own = [k for k in side.computing if side.run.steps[k] == side.run.steps[side.computing[0]]]
+            middle = own.index(i) if i in own else 0
+            start = max(0, min(middle - _MOST_SHOWN // 2, len(own) - _MOST_SHOWN))
+            shown = own[start : start + _MOST_SHOWN]
+            places.append({k: place for place, k in enumerate(shown)})
+            calls = map(side.call, shown)
             rows.append(
                 [(one.op.removeprefix("aten::"), module_name(one.module), short_line(one.line)) for one in calls]
             )
@@ -1040,7 +998,8 @@ class _Answer:
                 for side, end, known in zip(self.sides, pair.ends, places, strict=True)  # views are not shown
             ]
             links.setdefault((ends[0], ends[1]), "same" if pair.is_same_order else "reordered")
-        links[marked[0], marked[1]] = "wrong"
+        if first is not None:
+            links[places[0].get(first.calls[0]), places[1].get(first.calls[1])] = "wrong"
         wrong = [
             [place for i, place in known.items() if i not in right and i in side.depends]
             for side, known, right in zip(self.sides, places, self.pairing.right, strict=True)
@@ -1052,8 +1011,3 @@ class _Answer:
         )
         found = sorted((i, j, kind) for (i, j), kind in links.items() if i is not None and j is not None)
         return Sides("The two programs", ("A", "B"), (rows[0], rows[1]), found, (wrong[0], wrong[1]), note)
-
-
-def _ancestors(path: str) -> list[str]:
-    parts = path.split(".") if path else []
-    return ["", *(".".join(parts[: end + 1]) for end in range(len(parts)))]

@@ -60,7 +60,7 @@ from torch_promote.recording.file import SUFFIX
 from torch_promote.recording.program_state import Searched
 from torch_promote.recording.values import COUNTED
 from torch_promote.reference.dtypes import LOWER_DTYPES
-from torch_promote.report.base import module_name, short_line
+from torch_promote.report.base import ancestors, module_name, short_line
 from torch_promote.report.block import block
 
 #: Set by `torch-promote run --monitor`: `to`, `every`, and whether a process is a child of the program, as JSON.
@@ -187,7 +187,6 @@ class Monitor:
         folder = looks if looks is not None or self._sink.folder is None else os.path.join(self._sink.folder, "looks")
         self._recordings = None if folder is None else _Recordings(Path(folder).absolute())
         self._clock: Callable[[], torch.optim.Optimizer | None] = lambda: None  # the optimizer whose steps count
-        self._others: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()  # of other models
         self._stepped_ones: set[int] = set()  # optimizers, by id, since GradScaler was updated
         self._scaler: Callable[[], torch.amp.GradScaler | None] = lambda: None
         self._look: _Look | None = None
@@ -258,13 +257,8 @@ class Monitor:
 
     def _updates_model(self, optimizer: torch.optim.Optimizer) -> bool:
         model = self._model()
-        if model is None or optimizer in self._others:
-            return model is None
-        own = {id(one) for one in model.parameters()}
-        if any(id(one) in own for group in optimizer.param_groups for one in group["params"]):
-            return True
-        self._others.add(optimizer)
-        return False
+        own = {id(one) for one in (model.parameters() if model is not None else ())}
+        return model is None or any(id(one) in own for group in optimizer.param_groups for one in group["params"])
 
     def _updated(self, scaler: torch.amp.GradScaler) -> None:
         """Called before GradScaler updates its scale: an optimizer that it has not let step was skipped."""
@@ -421,9 +415,8 @@ class _Look:
                 for values in self.tracer.report.values.get(number, ()):
                     _add(by_module, (call.phase, call.module), values.counts())
         for (kind, module), numbers in by_module.items():
-            parts = module.split(".") if module else []
-            for end in range(len(parts) + 1):
-                _add(self._sums[kind], ".".join(parts[:end]), numbers)
+            for path in ancestors(module):
+                _add(self._sums[kind], path, numbers)
             if kind == "forward":
                 self._sums["own"][module] = numbers[:1]
         return self._sums
@@ -431,12 +424,9 @@ class _Look:
     def largest(self, module: str) -> Call | None:
         """The call of a module's own forward with the largest result."""
         report = self.tracer.report
-        calls = [
-            (max(values.amax or 0.0 for values in report.values[number]), -number)
-            for number, call in enumerate(report.calls)
-            if call.module == module and call.own and call.phase == "forward" and report.values.get(number)
-        ]
-        return report.calls[-max(calls)[1]] if calls else None
+        calls = report.calls.where(module=module or None, phase="forward")
+        own = (call for call in calls if call.module == module and call.own and report.values_of(call))
+        return max(own, key=lambda call: max(one.amax or 0.0 for one in report.values_of(call)), default=None)
 
 
 def _sample(tensor: torch.Tensor) -> torch.Tensor:
@@ -602,8 +592,7 @@ class _Sink:
     """Writes figures and marks to TensorBoard, or passes figures to a function."""
 
     def __init__(self, to: Any) -> None:
-        self._is_ours = isinstance(to, str | os.PathLike)
-        self._to: Any = None if self._is_ours else to
+        self._to, self._is_ours = to, isinstance(to, str | os.PathLike)
         self.folder: str | None = getattr(to, "log_dir", None) or getattr(to, "logdir", None)
         if self._is_ours:
             self.folder = check_folder(to)
@@ -615,7 +604,7 @@ class _Sink:
 
     def write(self, step: int, figures: dict[str, float]) -> None:
         """Writes the figures of a step."""
-        writer = self._writer()
+        writer = self._writer
         if hasattr(writer, "_get_file_writer"):  # PyTorch's: one event for all figures, in a tenth of the time
             from tensorboard.compat.proto.summary_pb2 import Summary
 
@@ -629,22 +618,22 @@ class _Sink:
 
     def mark(self, step: int, text: str) -> None:
         """Writes an alarm, if it goes to TensorBoard."""
-        if hasattr(self._writer(), "add_text"):
-            self._writer().add_text("alarms", text, step)
-            self._writer().flush()
+        if hasattr(self._writer, "add_text"):
+            self._writer.add_text("alarms", text, step)
+            self._writer.flush()
 
+    @functools.cached_property
     def _writer(self) -> Any:
-        if self._to is None:
-            from torch.utils.tensorboard import SummaryWriter
+        if not self._is_ours:
+            return self._to
+        from torch.utils.tensorboard import SummaryWriter
 
-            self._to = SummaryWriter(self.folder)
-        return self._to
+        return SummaryWriter(self.folder)  # in the first rank alone
 
     def close(self) -> None:
         """Closes what it has opened."""
-        if self._is_ours and self._to is not None:
-            self._to.close()
-            self._to = None
+        if self._is_ours and "_writer" in vars(self):
+            self._writer.close()
 
 
 def check_folder(path: str | os.PathLike[str]) -> str:
@@ -667,22 +656,19 @@ class _Recordings:
     def __init__(self, folder: Path) -> None:
         self.last: deque[tuple[int, TraceReport]] = deque(maxlen=2)
         self._folder = folder
-        self._written: deque[Path] = deque()  # the oldest first
-        self._for_alarms: set[Path] = set()
+        self._kept: dict[Path, bool] = {}  # the files, the oldest first, and whether an alarm keeps them
 
     def write(self, number: int = 2, keep: bool = False) -> None:
         """Writes the last ones in memory; `keep` them for an alarm, if there is room."""
         self._folder.mkdir(parents=True, exist_ok=True)
         for step, report in list(self.last)[-number:]:
             path = self._path(step)
-            if path not in self._written and path not in self._for_alarms:
+            if path not in self._kept:
                 report.save(path)
-                self._written.append(path)
-            if keep and path in self._written and len(self._for_alarms) < _FOR_ALARMS:
-                self._written.remove(path)
-                self._for_alarms.add(path)
-        while len(self._written) > _ON_DISK:
-            self._written.popleft().unlink(missing_ok=True)
+            self._kept[path] = self._kept.get(path, False) or (keep and sum(self._kept.values()) < _FOR_ALARMS)
+        for path in [path for path, kept in self._kept.items() if not kept][:-_ON_DISK]:
+            path.unlink(missing_ok=True)
+            del self._kept[path]
 
     def pair(self) -> str:
         """The files of the last two looks, if they are written."""

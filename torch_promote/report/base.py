@@ -458,6 +458,12 @@ def module_name(path: str) -> str:
     return path or "(model)"
 
 
+def ancestors(path: str) -> list[str]:
+    """Returns the paths of the modules that a module is in, and its own: "a.b" is in "" and "a"."""
+    parts = path.split(".") if path else []
+    return [".".join(parts[:end]) for end in range(len(parts) + 1)]
+
+
 def some_of(texts: Iterable[str], most: int = 4, separator: str = ", ") -> str:
     """Returns the first texts, and how many more there are: "a, b, and 3 more"."""
     shown = list(texts)
