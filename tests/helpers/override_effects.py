@@ -34,8 +34,14 @@ def full_name(op: Any) -> str:
     return op._schema.name + (f".{op._schema.overload_name}" if op._schema.overload_name else "")
 
 
+def _is_weight(tensor: torch.Tensor) -> bool:
+    """Whether a cache keeps casts of a tensor. Source: aten/src/ATen/autocast_mode.cpp, cached_cast (v2.13)."""
+    is_leaf = tensor.is_leaf and tensor.requires_grad and not tensor._is_view()
+    return tensor.dtype is torch.float32 and is_leaf and not torch.is_inference_mode_enabled()
+
+
 def carry_out(plan: AutocastPlan, bound: Bound, kept: Kept | None = None) -> Any:
-    """Makes the plan's casts and calls the op that runs. Casts that are served are taken from `kept`."""
+    """Makes the plan's casts and calls the op that runs. Casts that a cache keeps are taken from `kept`."""
     op, args, kwargs = bound
     kept = {} if kept is None else kept
     arguments = dict(zip((argument.name for argument in op._schema.arguments), args, strict=False)) | kwargs
@@ -45,8 +51,8 @@ def carry_out(plan: AutocastPlan, bound: Bound, kept: Kept | None = None) -> Any
         source = sources[cast.argument]
         assert source.dtype is cast.from_
         key = id(source), cast.to
-        made[cast.argument] = kept[key][1] if cast.served else source.to(cast.to)
-        if cast.cacheable:
+        made[cast.argument] = kept[key][1] if key in kept else source.to(cast.to)
+        if _is_weight(source):
             kept[key] = source, made[cast.argument]
     arguments = {name: replace_tensors(name, value, made) for name, value in arguments.items()}
     arguments |= plan.dtype_arguments

@@ -43,7 +43,7 @@ def plan_of(call: Call) -> AutocastPlan:
     if call.policy is not None and call.policy_source != STOCK:
         device = next(device for device in TURNS if device in on and any(_is_on(info, device) for info in call.inputs))
         overrides[call.name] = MappingProxyType({device: call.policy})
-    state = AutocastState(devices, True, MappingProxyType(overrides))
+    state = AutocastState(devices, MappingProxyType(overrides))
     return autocast_plan(op, [_argument(one, call) for one in op._schema.arguments], {}, state)
 
 

@@ -76,16 +76,14 @@ def state_in_force() -> AutocastState | None:
         return None
     policy_id = _C.current_policy_id() if my_autocast_is_in_force() else None
     inside = torch._C._dispatch_tls_is_dispatch_key_excluded(_NOT_IN_KERNELS)
-    return _state(tuple(on), torch.is_autocast_cache_enabled(), policy_id, inside)
+    return _state(tuple(on), policy_id, inside)
 
 
 @functools.lru_cache(maxsize=64)
-def _state(
-    on: tuple[tuple[str, torch.dtype], ...], cache_enabled: bool, policy_id: int | None, inside_kernel: bool
-) -> AutocastState:
+def _state(on: tuple[tuple[str, torch.dtype], ...], policy_id: int | None, inside_kernel: bool) -> AutocastState:
     devices = {device: DeviceAutocast(True, dtype) for device, dtype in on}
     overrides = MappingProxyType({}) if policy_id is None else _overrides_of(policy_id, inside_kernel)
-    return AutocastState(devices, cache_enabled, overrides)
+    return AutocastState(devices, overrides)
 
 
 STOCK = "PyTorch's table"

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from torch_promote.policy.op_table import FLOAT8_POLICIES, CastPolicy, Row, op_table
+from torch_promote.policy.op_table import FLOAT8_POLICIES, CastPolicy, rows_by_name
 from torch_promote.reference.dtypes import dtype_name, is_floating
 from torch_promote.reference.ops.call import Call
 from torch_promote.reference.ops.infer import is_registered
@@ -50,55 +50,40 @@ class DeviceAutocast:
 
 @dataclass(frozen=True, slots=True)
 class AutocastState:
-    """The autocast state during a call. It does not include grad mode, which does not affect casts.
+    """The autocast state during a call: what decides which casts autocast makes, not which of them a cache has.
 
     Attributes:
         devices: The state of each device type. Autocast is off for the others.
-        cache_enabled: Whether casts of weights are cached.
         overrides: Policies by the overload's full name, such as `aten::mm`: for every device type, or by device type.
             For other ops, the table's policies apply.
-        inference_mode: Whether inference mode is on, in which no cast is cached or reused.
-        cached: The valid casts in the cache: weights, and the dtypes that they were cast to.
 
     Example:
         >>> AutocastState.region("cpu").devices["cpu"]
         DeviceAutocast(enabled=True, dtype=torch.bfloat16)
-
-    Source: aten/src/ATen/autocast_mode.cpp, is_autocast_cache_enabled (v2.13); aten/src/ATen/autocast_mode.cpp,
-    get_cached_casts (v2.13).
     """
 
     devices: Mapping[str, DeviceAutocast]
-    cache_enabled: bool = True
     overrides: Overrides = field(default_factory=lambda: MappingProxyType({}))
-    inference_mode: bool = False
-    cached: tuple[tuple[torch.Tensor, torch.dtype], ...] = field(default=(), compare=False)
 
     @classmethod
     def region(
-        cls,
-        device_type: str,
-        dtype: torch.dtype | None = None,
-        *,
-        cache_enabled: bool = True,
-        overrides: Overrides | None = None,
+        cls, device_type: str, dtype: torch.dtype | None = None, *, overrides: Overrides | None = None
     ) -> AutocastState:
         """Returns the state inside a region of one device type.
 
         Args:
             device_type: A key of `TURNS`.
             dtype: The autocast dtype. None: PyTorch's default, bfloat16 on the CPU and float16 elsewhere.
-            cache_enabled: Whether casts of weights are cached.
             overrides: Policies by the overload's full name: for every device type, or by device type.
 
         Example:
-            >>> AutocastState.region("cuda", cache_enabled=False).devices
+            >>> AutocastState.region("cuda").devices
             {'cuda': DeviceAutocast(enabled=True, dtype=torch.float16)}
 
         Source: torch/amp/autocast_mode.py, autocast::__init__ (v2.13).
         """
         chosen = dtype or (torch.bfloat16 if device_type == "cpu" else torch.float16)
-        return cls({device_type: DeviceAutocast(True, chosen)}, cache_enabled, MappingProxyType(dict(overrides or {})))
+        return cls({device_type: DeviceAutocast(True, chosen)}, MappingProxyType(dict(overrides or {})))
 
     def override(self, name: str, device_type: str) -> CastPolicy | torch.dtype | None:
         """Returns the override for an op on a device type, or None.
@@ -158,24 +143,18 @@ class Cast:
         argument: The argument's name, with an index or key for a tensor inside it: `mat2`, `tensors[1]`.
         from_: Its dtype.
         to: The dtype that it is cast to.
-        cacheable: Whether the cache keeps the cast: for a float32 leaf that requires grad and is not a view.
-        served: Whether the cache already has the cast: from an earlier call, or from an earlier argument of this call
-            that is the same weight.
 
     Example:
-        >>> str(Cast("mat2", torch.float32, torch.bfloat16, cacheable=True, served=True))
-        'mat2: float32 -> bfloat16, from the cache'
+        >>> str(Cast("mat2", torch.float32, torch.bfloat16))
+        'mat2: float32 -> bfloat16'
     """
 
     argument: str
     from_: torch.dtype
     to: torch.dtype
-    cacheable: bool
-    served: bool = False
 
     def __str__(self) -> str:
-        cached = ", from the cache" if self.served else ", cached" if self.cacheable else ""
-        return f"{self.argument}: {dtype_name(self.from_)} -> {dtype_name(self.to)}{cached}"
+        return f"{self.argument}: {dtype_name(self.from_)} -> {dtype_name(self.to)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,13 +215,9 @@ def autocast_plan(
         The plan. Without a policy, it has no casts. Whether a policy is legal for an op is not checked.
 
     Example:
-        >>> weight = torch.nn.Parameter(torch.ones(2, 2))
-        >>> plan = autocast_plan(torch.ops.aten.mm.default, (torch.ones(2, 2), weight), {}, AutocastState.region("cpu"))
+        >>> plan = autocast_plan(torch.ops.aten.mm.default, [torch.ones(2, 2)] * 2, {}, AutocastState.region("cpu"))
         >>> plan.policy.value, [str(cast) for cast in plan.casts]
-        ('lower_precision_fp', ['self: float32 -> bfloat16', 'mat2: float32 -> bfloat16, cached'])
-        >>> state = replace(AutocastState.region("cpu"), cached=((weight, torch.bfloat16),))
-        >>> print(autocast_plan(torch.ops.aten.mm.default, (torch.ones(2, 2), weight), {}, state).casts[1])
-        mat2: float32 -> bfloat16, from the cache
+        ('lower_precision_fp', ['self: float32 -> bfloat16', 'mat2: float32 -> bfloat16'])
 
     The target dtype of `promote`, overrides, and the policies that PyTorch does not have, are this package's.
 
@@ -280,7 +255,7 @@ def _plan(call: Call, name: str, device: str, policy: CastPolicy | torch.dtype, 
         chosen = dict.fromkeys(absent if first_eligible else (), torch.float32)
         return AutocastPlan(policy, device, (), name, MappingProxyType(chosen))
     if policy is CastPolicy.fp32_append_dtype and isinstance(first, torch.Tensor):
-        dtype, row = torch.float32 if first_eligible else first.dtype, _rows()[name]
+        dtype, row = torch.float32 if first_eligible else first.dtype, rows_by_name()[name]
         runs = f"aten::{row.op}.{row.redispatch_overload}"
         return AutocastPlan(policy, device, (), runs, MappingProxyType({"dtype": dtype}))
     targets: Iterable[_Target]
@@ -289,26 +264,17 @@ def _plan(call: Call, name: str, device: str, policy: CastPolicy | torch.dtype, 
     else:
         to = _target(call, device, policy, state.devices[device].dtype)
         targets = [] if to is None else [(path, tensor, to) for path, tensor, _ in _candidates(call)]
-    casts = tuple(_casts(call, targets, device, state, with_doubles=policy is CastPolicy.match_self))
-    return AutocastPlan(policy, device, casts, name)
+    with_doubles = policy is CastPolicy.match_self
+    casts = (
+        Cast(path, tensor.dtype, to)
+        for path, tensor, to in targets
+        if tensor.dtype is not to and _eligible(tensor, device, with_doubles)
+    )
+    return AutocastPlan(policy, device, tuple(casts), name)
 
 
 #: The path of a tensor, the tensor, and a dtype to cast it to.
 _Target = tuple[str, torch.Tensor, torch.dtype]
-
-
-def _casts(
-    call: Call, targets: Iterable[_Target], device: str, state: AutocastState, with_doubles: bool
-) -> Iterator[Cast]:
-    """The casts of one device type's tensors. If two arguments are the same weight, the cache serves the second."""
-    cached = list(state.cached)
-    for path, tensor, to in targets:
-        if tensor.dtype is to or not _eligible(tensor, device, with_doubles):
-            continue
-        cacheable = state.cache_enabled and not state.inference_mode and _is_weight(tensor)
-        served = any(weight is tensor and dtype is to for weight, dtype in cached)
-        yield Cast(path, tensor.dtype, to, cacheable, cacheable and served)
-        cached.append((tensor, to))
 
 
 def _matching(call: Call, device: str) -> Iterator[_Target]:
@@ -347,7 +313,7 @@ def _candidates(call: Call) -> Iterator[tuple[str, torch.Tensor, bool]]:
     # Arguments that the op writes to are none. Nor are, for an op of the table, lists of optional tensors (index_put's
     # indices). `promote` casts optional tensors, but ignores their dtypes.
     # Source: aten/src/ATen/autocast_mode.h, cached_cast (v2.13).
-    in_table = call.signature.name in _rows()
+    in_table = call.signature.name in rows_by_name()
     for argument in call.signature.arguments:
         if argument.written or (in_table and not (argument.is_tensor or argument.type == "List[Tensor]")):
             continue
@@ -375,25 +341,6 @@ def _eligible(tensor: torch.Tensor, device: str, with_doubles: bool = False) -> 
     return is_floating(tensor.dtype) and (with_doubles or not double) and tensor.device.type in TURNS[device]
 
 
-def _is_weight(tensor: torch.Tensor) -> bool:
-    """Whether the cache keeps casts of a tensor in stock's mode."""
-    # Not modelled: PyTorch does not cache casts of tensors that belong to a CUDA graph. PyTorch checks whether
-    # inference mode is on; this package also excludes tensors created in inference mode, which have no version counter.
-    # Source: aten/src/ATen/autocast_mode.cpp, cached_cast (v2.13).
-    return (
-        tensor.dtype is torch.float32
-        and tensor.requires_grad
-        and tensor.is_leaf
-        and not tensor._is_view()
-        and not tensor.is_inference()
-    )
-
-
-@functools.cache
-def _rows() -> Mapping[str, Row]:
-    return {row.name: row for row in op_table()}
-
-
 _in_aten = functools.cache(is_registered)
 
 
@@ -405,7 +352,7 @@ def _has_stock_kernel(name: str, device: str) -> bool:
 @functools.lru_cache(maxsize=4096)  # more than PyTorch has: a program may define ops at every step
 def _policy_of_row(name: str, device: str) -> CastPolicy:
     """The table's policy, if the running PyTorch registers the op for the device type."""
-    row = _rows().get(name)
+    row = rows_by_name().get(name)
     if row is None or not _has_stock_kernel(name, device):
         return CastPolicy.fallthrough
     return row.policy(device)
