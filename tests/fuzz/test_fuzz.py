@@ -52,15 +52,6 @@ def test_bits_of_programs_are_stocks() -> None:
     assert counts.others > 700
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", MODES)
-def test_bits_of_many_programs_are_stocks(mode: str) -> None:
-    for number in range(2000):
-        program = draw_program(1, number, "cpu", mode)
-        verdict = check(program)
-        assert not verdict.found, script_of(program, f"{number}: {verdict.detail}")
-
-
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_every_kind_of_statement_is_drawn(device: str) -> None:
     drawn = Counter(name for number in range(2000) for name in names(draw_program(2, number, device)))
