@@ -68,11 +68,7 @@ def record(change: str, folder: Path | None = None, *, autocast: bool = False, s
     if change == "weight":
         with torch.no_grad():
             blocks[PLACE].up.weight.view(-1)[0] += 1e-3
-    elif change == "rows":
-        batches = [batch.flip(0) for batch in batches]
-    elif change == "order":
-        batches = batches[::-1]
-    torch.manual_seed(2 if change == "seed" else 1)
+    torch.manual_seed(1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2 if change == "lr" else 0.1)
     overrides = {"gelu": "fp32"} if change == "override" else {}
     file = None if folder is None else folder / f"{len(list(folder.iterdir()))}.jsonl.gz"
@@ -89,9 +85,6 @@ def record(change: str, folder: Path | None = None, *, autocast: bool = False, s
 
 PLANTED = {
     "weight": ("weight", "aten::linear", f"{PLACE}.up", f"{PLACE}.up.weight"),
-    "rows": ("input", "aten::linear", "0.up", None),
-    "order": ("input", "aten::linear", "0.up", None),
-    "seed": ("input", "aten::dropout", "0.drop", None),
     "clone": ("structure", "aten::clone", f"{PLACE}", None),
     "times one": ("structure", "aten::mul", f"{PLACE}", None),
     "relu": ("structure", "aten::relu", f"{PLACE}", None),
@@ -145,8 +138,8 @@ class Small(nn.Module):
 SMALL = {
     "relu in float32": ("policy", "aten::relu", "", None),
     "target": ("input", "aten::mse_loss", "", None),
-    "sum for mean": ("structure", "aten::mean", "", None),
     "seeds": ("weight", "aten::conv2d", "inp", "inp.weight"),
+    "sum for mean": ("structure", "aten::mean", "", None),
 }
 
 
@@ -165,13 +158,6 @@ def test_a_change_in_a_small_program_is_found(change: str) -> None:
         return report
 
     assert told(run("").diff(run(change))) == SMALL[change]
-
-
-def test_equal_runs() -> None:
-    difference = record("").diff(record(""))
-    assert difference.equal
-    assert (difference.kind, difference.first, difference.largest) == (None, None, 0.0)
-    assert difference.content().verdict.startswith("Equal")
 
 
 def test_the_evidence_names_what_differs() -> None:
@@ -558,12 +544,6 @@ def record_compiled(backend: str = "", change: str = "", weight: bool = False) -
     return report
 
 
-def test_eager_against_a_graph_of_the_same_kernels() -> None:
-    difference = record_compiled().diff(record_compiled("aot_eager"))
-    assert difference.equal
-    assert (difference.kind, difference.first) == (None, None)
-
-
 def test_a_change_in_compiled_code_is_named_as_such() -> None:
     eager = record_compiled()
     difference = eager.diff(record_compiled("aot_eager", "relu"))
@@ -911,24 +891,6 @@ def test_a_run_with_fewer_steps_is_told() -> None:
     found = in_steps(lambda *_: None).diff(in_steps(lambda *_: None, last=lambda step: step < 2))
     assert found.step_counts == (6, 5)
     assert " A has 6 steps, B 5." in found.content().verdict
-
-
-@pytest.mark.parametrize("make", [torch.optim.Adam, torch.optim.SGD])
-def test_an_optimizer_with_its_parameters_in_another_order_is_equal(make: Any) -> None:
-    def run(reverses: bool) -> TraceReport:
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
-        parameters = list(model.parameters())
-        optimizer = make(parameters[::-1] if reverses else parameters, 0.1, foreach=False)
-        with tp.trace(model, values=True) as report:
-            for _ in range(2):
-                model(torch.ones(3, 4)).square().mean().backward()
-                optimizer.step()
-                optimizer.zero_grad()
-        return report
-
-    found = run(False).diff(run(True))
-    assert found.equal, str(found)
 
 
 def test_contents_that_something_unrecorded_has_changed() -> None:

@@ -747,9 +747,6 @@ PLANTED: dict[str, Planted] = {
         phase="optimizer",
         says="betas of group 0",
     ),
-    "eps of AdamW": Planted(
-        lambda k: with_numbers(k, eps=(1e-8, 1e-3)), "arguments", phase="optimizer", says="eps of group 0"
-    ),
     "lr of fused AdamW": Planted(
         lambda k: with_numbers(k, lr=(1e-2, 1e-3), fused=(True, True)),
         "arguments",
@@ -762,29 +759,13 @@ PLANTED: dict[str, Planted] = {
     "is_causal": arguments(attention(is_causal=True), "aten::scaled_dot_product_attention", is_causal=(False, True)),
     "scale": arguments(attention(scale=0.3), "aten::scaled_dot_product_attention", scale=(None, 0.3)),
     "p": arguments(call_of(functional.dropout, 0.5, 0.25), "aten::dropout", p=(0.5, 0.25)),
-    "eps": arguments(
-        call_of(lambda x, eps: functional.layer_norm(x, (8,), eps=eps), 1e-5, 1e-2),
-        "aten::layer_norm",
-        eps=(1e-5, 1e-2),
-    ),
     "dim": arguments(call_of(torch.softmax, 0, 1), "aten::softmax", dim=(0, 1)),
-    "label smoothing": arguments(
-        call_of(lambda x, by: functional.cross_entropy(x, torch.arange(8), label_smoothing=by), 0.0, 0.1),
-        "aten::cross_entropy_loss",
-        label_smoothing=(0.0, 0.1),
-    ),
     "a factor": arguments(call_of(lambda x, by: x * by, 2.0, 3.0), "aten::mul", other=(2.0, 3.0)),
-    "an exponent": arguments(call_of(lambda x, by: x.relu() ** by, 2, 3), "aten::pow", exponent=(2, 3)),
-    "a limit": arguments(call_of(lambda x, by: x.clamp(max=by), 0.1, 0.2), "aten::clamp", max=(0.1, 0.2)),
     "approximate": arguments(
         call_of(lambda x, by: functional.gelu(x, approximate=by), "none", "tanh"),
         "aten::gelu",
         approximate=("none", "tanh"),
     ),
-    "negative slope": arguments(
-        call_of(functional.leaky_relu, 0.01, 0.2), "aten::leaky_relu", negative_slope=(0.01, 0.2)
-    ),
-    "experts": arguments(call_of(lambda x, k: x.softmax(-1).topk(k)[1], 1, 2), "aten::topk", k=(1, 2)),
     "a slot of a cache": arguments(a_slot_of_a_cache, "aten::select", index=(2, 3)),
     "an average": Planted(another_average, "arguments", "aten::mul_", step=0, never=("another input", "parameter")),
     "an average before the step": Planted(

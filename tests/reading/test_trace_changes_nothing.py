@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import random
 import tracemalloc
 import warnings
 import weakref
@@ -20,42 +19,8 @@ from torch.utils._pytree import tree_leaves
 import torch_promote as tp
 from helpers.comparison import assert_same
 from helpers.thread_state import thread_state
-from helpers.traced_programs import PROGRAMS, Block
+from helpers.traced_programs import Block
 from torch_promote.reading.trace import trace
-
-REGIONS: dict[str, Callable[[], Any]] = {
-    "my_autocast": lambda: tp.my_autocast("cpu"),
-    "cache=all": lambda: tp.my_autocast("cpu", cache="all"),
-    "stock": lambda: torch.autocast("cpu"),
-}
-
-
-def _grads_of(name: str, region: str, around: Callable[[], Any]) -> list[Any]:
-    """The result of a program, its gradients, the versions of its leaves, and the next random number."""
-    leaves: list[torch.Tensor] = []
-    create = nn.Parameter.__new__
-
-    def remember(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        leaves.append(create(cls, *args, **kwargs))
-        return leaves[-1]
-
-    torch.manual_seed(0)
-    random.seed(0)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(nn.Parameter, "__new__", remember)
-        with around():
-            result = PROGRAMS[name](REGIONS[region])
-    grads = [leaf.grad for leaf in leaves]
-    return [result, *leaves, *grads, torch.tensor([leaf._version for leaf in leaves]), torch.rand(1)]
-
-
-@pytest.mark.parametrize("region", REGIONS)
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_bits(name: str, region: str) -> None:
-    expected = _grads_of(name, region, contextlib.nullcontext)
-    got = _grads_of(name, region, trace)
-    for ours, plain in zip(got, expected, strict=True):
-        assert_same(ours, plain)
 
 
 def _fast_encoder() -> tuple[nn.Module, torch.Tensor]:
