@@ -62,6 +62,30 @@ def test_regions_left_in_any_order(entered: tuple[str, ...], left: tuple[str, ..
     assert _C.policy_is_stock()
 
 
+@pytest.mark.usefixtures("pretend_cuda")
+@pytest.mark.parametrize("decorates", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", OVERLAPPING)
+def test_an_error_ends_the_regions_that_it_leaves(name: str, kind: str, decorates: bool) -> None:
+    region, inner = tp.my_autocast(**OVERLAPPING[name]), KINDS[kind]("cuda", BF16, cache_enabled=False)
+
+    def fails() -> None:
+        assert view() == view_in([name])
+        with inner:
+            raise LookupError
+
+    def fails_in_a_block() -> None:
+        with region:
+            fails()
+
+    before = view()
+    with pytest.raises(LookupError):
+        region(fails)() if decorates else fails_in_a_block()
+    assert view() == before
+    assert _C.depth() == 0
+    assert _C.policy_is_stock()
+
+
 def test_a_region_cannot_be_left_in_another_thread() -> None:
     region = tp.my_autocast("cpu", FP16)
 
