@@ -26,7 +26,7 @@ from torch_promote.checking.why import Derivation
 from torch_promote.errors import DtypeError, ExpressionError, OptionError
 from torch_promote.parity.model import pretend_cuda
 from torch_promote.reference import promotion as promotion_module
-from torch_promote.reference.dtypes import dtype_name, named_dtype
+from torch_promote.reference.dtypes import ALL_DTYPES, dtype_name, named_dtype
 from torch_promote.reference.promotion_rules import RULE_NAMES
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # PyTorch's, of what an expression does
@@ -253,6 +253,38 @@ def test_calls_give_what_pytorch_gives(expression: str) -> None:
     derivation = tp.why(expression)
     assert agree(derivation, run(expression)), (str(derivation), run(expression))
     assert derivation.steps or derivation.error
+
+
+OPERATORS = ("+", "-", "*", "/", "//", "%", "**", "&", "|", "^", "<", "<=", ">", ">=", "==", "!=")
+
+
+@pytest.mark.parametrize(
+    ("symbol", "default_dtype"),  # the everyday run has each operator with one default dtype
+    [
+        pytest.param(symbol, dtype, id=f"{symbol}-{dtype_name(dtype)}", marks=pytest.mark.slow if (i + j) % 3 else ())
+        for i, symbol in enumerate(OPERATORS)
+        for j, dtype in enumerate((torch.float32, torch.float64, torch.bfloat16))
+    ],
+)
+def test_operators_give_what_pytorch_gives(symbol: str, default_dtype: torch.dtype) -> None:
+    draw = random.Random(f"{symbol} {default_dtype}")
+    tensors = [
+        f"{dtype_name(dtype)}{shape}" for dtype in ALL_DTYPES for shape in ("[2]", "[]") if "bits" not in str(dtype)
+    ]
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(default_dtype)
+    try:
+        for _ in range(40):
+            sides = [draw.choice(tensors), draw.choice([*tensors, "True", "3", "2.5", "1j", "1000", "0", "(-1)"])]
+            expression = f" {symbol} ".join(draw.sample(sides, 2))
+            result = run(expression)
+            # A conversion to or from a dtype that is not implemented says nothing about the operator.
+            if not (isinstance(result, Exception) and "copy_" in str(result)):
+                derivation = tp.why(expression)
+                assert agree(derivation, result), (str(derivation), result)
+                assert "Report it" not in str(derivation)
+    finally:
+        torch.set_default_dtype(before)
 
 
 @pytest.mark.parametrize("rule", ["strict", "numpy"])

@@ -154,22 +154,6 @@ def test_outputs_are_what_a_call_produced(name: str) -> None:
     assert list(report.values_of(call)) == [Values.of(tensor) for tensor in expected.values()]
 
 
-@pytest.mark.parametrize("options", [{"foreach": True}, {"fused": True}, {"foreach": False}])
-def test_the_ops_of_every_optimizer_have_values(options: dict[str, Any]) -> None:
-    model = nn.Linear(3, 2)
-    optimizer = torch.optim.Adam(model.parameters(), **options)
-    model(torch.ones(1, 3)).sum().backward()
-    with tp.trace(model, values=True) as report:
-        optimizer.step()
-    weights = {tuple(one.shape): Values.of(one) for one in model.parameters()}
-    last: dict[Any, Values] = {}
-    for number, call in enumerate(report.calls):
-        for info, values in zip(call.outputs, report.values.get(number, ()), strict=True):
-            if info.name.partition("[")[0] in ("0", "self") and info.shape in weights:
-                last[info.shape] = values
-    assert last == weights
-
-
 def test_ops_that_declare_a_write_and_write_nothing() -> None:
     assert not facts_of(aten.record_stream.default).writes
     assert not facts_of(aten.retain_grad.default).writes

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.checkpoint import checkpoint
 
 import torch_promote as tp
 from helpers.comparison import assert_same
@@ -19,7 +21,9 @@ _BLOCKS: dict[str, Callable[[], Any]] = {
     "values": lambda: tp.trace(values=True),
     "find_nonfinite": tp.find_nonfinite,
     "crosscheck": tp.crosscheck,
+    "crosscheck of bits": lambda: tp.crosscheck(level="bits"),
 }
+X, W = torch.linspace(-1, 2, 16).view(4, 4), torch.linspace(2, -1, 16).view(4, 4).requires_grad_()
 HALF = torch.float16
 SPOILED = torch.full((2,), torch.nan, dtype=HALF)
 
@@ -117,6 +121,54 @@ def _lazy() -> Any:
     return model(torch.ones(2, 3, 5, 5)), *model.parameters()
 
 
+def _in_mode(mode: Any) -> Callable[[], Any]:
+    def program() -> torch.Tensor:
+        with mode():
+            y = X @ W
+            y[0] = 2
+            return y.add_(1)
+
+    return program
+
+
+def _made_inside() -> Any:
+    """A tensor that becomes a Parameter or another subclass must not have a Python object before that."""
+    torch.manual_seed(0)
+    layer = nn.Linear(4, 4)
+    assert isinstance(layer.weight, nn.Parameter)
+    assert isinstance((X + 1).as_subclass(_Subclass), _Subclass)
+    assert isinstance(torch._subclasses.FakeTensorMode().from_tensor(X), torch.Tensor)
+    return layer(X).detach(), nn.Parameter(X * 2).detach()
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(a, b)
+        return a @ b
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> Any:
+        a, b = ctx.saved_tensors
+        return g.float() @ b.t(), a.t() @ g.float()
+
+
+def _graph(tracing_mode: str) -> Callable[[], Any]:
+    return lambda: make_fx(lambda a: (a @ a).relu().sum(), tracing_mode=tracing_mode)(X).code
+
+
+def _recomputed(reentrant: bool) -> Callable[[], Any]:
+    def program() -> Any:
+        torch.manual_seed(1)
+        w, leaf = W.detach().clone().requires_grad_(), X.clone().requires_grad_()
+        part = lambda a: torch.dropout(torch.relu(a @ w), 0.5, True) @ w  # noqa: E731
+        loss = checkpoint(part, leaf, use_reentrant=reentrant).float().sum()
+        loss.backward()
+        return loss.detach(), w.grad, leaf.grad
+
+    return program
+
+
 _PROGRAMS: dict[str, Callable[[], Any]] = {
     "compiled": _compiled,
     "sparse": _sparse,
@@ -134,6 +186,12 @@ _PROGRAMS: dict[str, Callable[[], Any]] = {
     "lists": _lists,
     "writes": _writes,
     "writes in transforms": _writes_in_transforms,
+    "subclasses": _made_inside,
+    "autograd.Function": lambda: torch.autograd.grad(_Product.apply(X, W).sum(), W),
+    "checkpoint": _recomputed(reentrant=False),
+    "checkpoint, reentrant": _recomputed(reentrant=True),
+    **{mode.__name__: _in_mode(mode) for mode in (torch.no_grad, torch.inference_mode, torch.enable_grad)},
+    **{f"make_fx, {mode}": _graph(mode) for mode in ("real", "fake")},
 }
 
 
@@ -152,6 +210,9 @@ def test_a_block_does_not_change_a_program(block: str, name: str) -> None:
     for ours, plain in zip(tree_leaves(traced), tree_leaves(alone), strict=True):
         assert_same(ours, plain)
     assert str(report)
+    if isinstance(report, tp.types.CrosscheckReport):
+        assert report.mismatches == []
+        assert report.calls > 0
 
 
 def test_torch_compile_does_not_compile_observers() -> None:

@@ -34,8 +34,8 @@ from torch_promote.recording import recorder, values
 from torch_promote.recording.file import SUFFIX
 from torch_promote.recording.program_state import OptimizerStates, generator_states
 from torch_promote.recording.recorder import Recorder
-from torch_promote.recording.recording import Recording, Source
-from torch_promote.recording.values import EMPTY, Values, distance
+from torch_promote.recording.recording import Recording
+from torch_promote.recording.values import EMPTY, Values
 
 __all__ = ["entry_point", "folder", "warm"]  # fixtures
 
@@ -802,22 +802,3 @@ def test_files_that_are_no_recordings(path: Path, content: bytes) -> None:
         TraceReport.load(path)
     with pytest.raises(OptionError, match=os.strerror(errno.ENOENT)):
         TraceReport.load(path.with_name(f"other{SUFFIX}"))
-
-
-def test_two_runs_of_a_program_have_the_same_contents() -> None:
-    one, other = train(net()), train(net())
-    assert one.values == other.values
-    assert [source.values for source in one.sources] == [source.values for source in other.sources]
-
-
-def test_the_distance_of_recorded_weights(path: Path) -> None:
-    model, others = net(), net()
-    with torch.no_grad():
-        others[0].weight.add_(1e-3)  # type: ignore[index, operator, union-attr]
-    train(model, 1, record=path)
-    found = {source.name: source for source in TraceReport.load(path).sources}
-    other = {source.name: source for source in train(others, 1).sources}
-    assert distance(found["0.bias"].values, other["0.bias"].values) == 0
-    estimate = distance(found["0.weight"].values, other["0.weight"].values)
-    assert estimate == pytest.approx(1e-3 * 48**0.5, rel=0.6)
-    assert isinstance(found["0.weight"], Source)

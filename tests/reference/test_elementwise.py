@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -16,11 +16,15 @@ from helpers.operands import LAYOUTS, random_operands, random_tensor
 from helpers.operands import OPS as STRIDE_OPS
 from helpers.subprocesses import run_module
 from torch_promote.reference import Operand, PromotionError
+from torch_promote.reference.dtypes import ALL_DTYPES, Kind, kind
 from torch_promote.reference.promotion import TABLE_DTYPES
 from torch_promote.reference.strides import (
     ShapeError,
     broadcast_shapes,
+    contiguous_strides,
     has_internal_overlap,
+    is_contiguous,
+    is_non_overlapping_and_dense,
     temporary_strides,
 )
 from torch_promote.reference.tensor_iterator import (
@@ -192,6 +196,12 @@ def test_results_of_fake_cuda_tensors_by_tensor_iterator(name: str, count: int) 
     assert done.stdout.splitlines()[-1] == f"{name}: {count} cases, 0 differ from TensorIterator"
 
 
+def test_where_takes_a_uint8_condition() -> None:
+    dtypes = ((torch.uint8,), TABLE_DTYPES, TABLE_DTYPES)
+    for operands in random_operands(500, seed=9, dtypes=dtypes):
+        assert same(infer_where(*operands), torch.where(*operands)), layout(operands)
+
+
 def test_temporaries_are_made_on_the_cpu_only() -> None:
     expanded = torch.empty_strided((1, 2), (2, 0), dtype=torch.float32)
     plain = torch.empty_strided((1, 2), (1, 1), dtype=torch.float64)
@@ -200,6 +210,24 @@ def test_temporaries_are_made_on_the_cpu_only() -> None:
     assert infer_elementwise(expanded, plain).strides == (expanded + plain).stride() == (2, 1)
     assert infer_elementwise(expanded, plain, device_type="cuda").strides == (1, 1)
     assert infer_elementwise(expanded.double(), plain).strides == (2, 1)
+
+
+SHAPES = [
+    *itertools.product((1, 2, 4), repeat=4),
+    *itertools.product((1, 3), repeat=5),
+    *itertools.product((0, 1, 2), repeat=3),
+]
+
+
+@pytest.mark.parametrize("layout_name", sorted(set(LAYOUTS)))
+def test_layouts_are_those_of_tensors(layout_name: str) -> None:
+    rng = random.Random(layout_name)
+    for shape in SHAPES:
+        tensor = random_tensor(rng, shape, torch.float32, layout_name)
+        strides = tensor.stride()
+        assert is_contiguous(shape, strides) == tensor.is_contiguous()
+        assert is_non_overlapping_and_dense(shape, strides) == torch.ops.aten.is_non_overlapping_and_dense(tensor)
+        assert contiguous_strides(shape) == torch.empty(shape).stride()
 
 
 @pytest.mark.parametrize("shapes", [((2, 3), (3, 2)), ((2,), (3,), (1,)), ((4, 1, 2), (3, 3))])
@@ -236,6 +264,37 @@ def our_message(*operands: Any, **kwargs: Any) -> str:
     except (PromotionError, ShapeError) as error:
         return str(error)
     return ""
+
+
+#: Every dtype that promotes: those of the table, and the younger ones.
+DTYPES = (*TABLE_DTYPES, *(d for d in ALL_DTYPES if d not in TABLE_DTYPES and kind(d) is not Kind.OPAQUE))
+
+
+@pytest.mark.parametrize(
+    ("preset", "function", "dtypes"),
+    [
+        ("binary", torch.add, (DTYPES, DTYPES)),
+        ("binary_float", torch.true_divide, (TABLE_DTYPES, TABLE_DTYPES)),
+        ("comparison", torch.eq, (TABLE_DTYPES, TABLE_DTYPES)),
+        ("unary_float", torch.exp, (TABLE_DTYPES,)),
+        ("unary", torch.neg, (TABLE_DTYPES,)),
+    ],
+)
+def test_into_every_dtype(preset: str, function: Callable[..., Any], dtypes: Sequence[Sequence[torch.dtype]]) -> None:
+    """PyTorch refuses the same operands. Missing kernels are no answer."""
+    checked = 0
+    for *own, dtype in itertools.product(*dtypes, dtypes[0]):
+        operands, out = [torch.empty(2, dtype=one) for one in own], torch.empty(2, dtype=dtype)
+        stock, ours = stock_message(function, *operands, out=out), our_message(*operands, out=out, preset=preset)
+        if "not implemented for" in stock or "not supported" in stock:
+            continue
+        checked += 1
+        assert bool(stock) == bool(ours), (own, dtype, stock, ours)
+        if not stock:
+            found = infer_elementwise(*operands, preset=preset, out=out)
+            assert found[:3] == (dtype, (2,), (1,)), (own, dtype)
+            assert preset != "binary" or found[3] is torch.result_type(*operands), (own, dtype)
+    assert checked > (100 if len(dtypes) == 1 else 1_000)
 
 
 @pytest.mark.parametrize("preset", ["add", "addcmul"])
@@ -281,3 +340,16 @@ def test_shapes_and_strides_of_an_output(preset: str) -> None:
 def test_what_is_refused(operands: list[Operand], options: dict[str, Any], message: str) -> None:
     with pytest.raises((PromotionError, ShapeError), match=message):
         infer_elementwise(*operands, **options)
+
+
+@pytest.mark.parametrize(
+    ("own", "other"), list(itertools.permutations((torch.bool, torch.int8, F32, torch.complex64), 2))
+)
+def test_an_in_place_op_writes_to_its_first_operand_and_does_not_resize_it(
+    own: torch.dtype, other: torch.dtype
+) -> None:
+    x, y = torch.ones(3, dtype=own), torch.ones(3, dtype=other)
+    assert bool(our_message(x, y, out=x)) == bool(stock_message(x.add_, y))
+    wider = torch.ones(2, 3, dtype=own)
+    assert "doesn't match the broadcast shape" in stock_message(x.add_, wider)
+    assert our_message(x, wider, out=x) == "out has shape [3], which the op may not resize to [2, 3]."

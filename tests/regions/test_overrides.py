@@ -120,6 +120,8 @@ def test_a_policy_takes_the_place_of_the_one_around() -> None:
         assert three_dtypes() == (FP64, FP16, FP64)
     with tp.my_autocast("cpu"):
         assert three_dtypes() == STOCK
+    with tp.my_autocast("cpu", enabled=False, overrides={"mm": "float64"}), tp.my_autocast("cpu"):
+        assert three_dtypes() == (FP64, FP16, FP16)
 
 
 def test_more_policies_than_fingerprints_tell_apart() -> None:
