@@ -191,7 +191,7 @@ _PROGRAMS: dict[str, Callable[[], Any]] = {
     "checkpoint": _recomputed(reentrant=False),
     "checkpoint, reentrant": _recomputed(reentrant=True),
     **{mode.__name__: _in_mode(mode) for mode in (torch.no_grad, torch.inference_mode, torch.enable_grad)},
-    **{f"make_fx, {mode}": _graph(mode) for mode in ("real", "fake")},
+    **{f"make_fx, {mode}": _graph(mode) for mode in ("real", "fake", "symbolic")},
 }
 
 

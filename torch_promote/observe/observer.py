@@ -51,6 +51,7 @@ from torch_promote.observe.ops import (
     cast_key,
     device_of,
     facts_of,
+    hints,
     is_excluded,
     is_traced,
     is_weight,
@@ -650,7 +651,13 @@ class CallObserver:
     def _share(self, named: NamedTensors) -> tuple[TensorInfo, ...]:
         """The records of tensors. Equal ones are one object, because a program has few different ones."""
         key = infos_of(named)
-        infos = self._infos.get(key)
+        try:
+            infos = self._infos.get(key)
+        except TypeError:  # a symbolic size, which has no hash: it stands for that of the tensor that is traced
+            key = tuple(
+                (name, dtype, hints(sizes), at, strides and hints(strides)) for name, dtype, sizes, at, strides in key
+            )
+            infos = self._infos.get(key)
         if infos is None:
             infos = records_of(key)
             _store(self._infos, key, infos)
@@ -731,7 +738,7 @@ class TensorNumbers:
             known.version, known.uses = version, Counter()
         part: Any = None
         if tensor.layout is torch.strided and not tensor.is_nested:
-            part = tensor.storage_offset(), tensor.shape, tensor.stride()
+            part = tensor.dim(), *hints((tensor.storage_offset(), *tensor.shape, *tensor.stride()))
         before = known.uses.get((what, part), 0)
         known.uses[what, part] = before + 1
         return known.number, before

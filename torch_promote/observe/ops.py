@@ -409,22 +409,28 @@ def is_weight(tensor: torch.Tensor) -> bool:
     return isinstance(owner, torch.nn.Parameter) or (owner.is_leaf and owner.requires_grad)
 
 
+def hints(sizes: Sequence[Any]) -> tuple[int, ...]:
+    """Sizes as numbers: of a symbolic one, which has no hash, that of the tensor that is traced; -1 if it has none."""
+    found = (one if type(one) is int else getattr(one.node, "hint", None) for one in sizes)
+    return tuple(one if isinstance(one, int) else -1 for one in found)
+
+
 def cast_key(tensor: torch.Tensor, to: torch.dtype | None) -> tuple[Any, ...]:
     """A key that identifies a cast of a tensor. An observer may get copies of a tensor, which share its storage."""
     shared: Any = None
     if tensor.layout is torch.strided and not tensor.is_nested:
         try:
             # Not untyped_storage(): Python code could write through it, so the cache would drop the casts.
-            shared = _address(tensor), tensor.storage_offset(), tensor.stride()
+            shared = _address(tensor), *hints((tensor.storage_offset(), *tensor.stride()))
         except RuntimeError:  # a wrapper has no storage
             shared = None
-    return shared, tensor.dtype, to, () if tensor.is_nested else tuple(tensor.shape)
+    return shared, tensor.dtype, to, () if tensor.is_nested else hints(tensor.shape)
 
 
 def bytes_of(tensor: torch.Tensor) -> int:
     """The bytes of a tensor's elements; for a sparse or nested tensor, of its stored elements."""
     if tensor.layout is torch.strided and not tensor.is_nested:
-        return tensor.nbytes
+        return math.prod(hints(tensor.shape)) * tensor.itemsize
     with unnoticed():
         stored = stored_values(tensor)
         return 0 if stored is None else stored.nbytes
