@@ -200,6 +200,11 @@ class RunningModules:
         others = ((module, names[0]) for module, names in list(self._names.items()) if module not in self._others)
         return iter((dict(others) | found).items())
 
+    @property
+    def known(self) -> int:
+        """The number of modules that have a path."""
+        return len(self._names)
+
     def path_of_parameter(self, parameter: Any) -> str | None:
         """The path of the module that has a parameter; None if it does not belong to the model."""
         model = self._model

@@ -142,7 +142,7 @@ class Recorder:
         self._memory: dict[int, _Memory] = {}  # by storage
         self._names: dict[int, _Named] = {}  # of the model's tensors, by id
         self._owners: dict[int, int] = {}  # by storage, the id of the model's tensor in it, if there is one alone
-        self._named_at = -1  # the number of steps when they were looked up
+        self._named_at = -1, 0  # the numbers of steps and of known modules when they were looked up
         self._unnamed: dict[int, weakref.ref[torch.Tensor]] = {}  # sources that may get a name
         self._sources = 0  # also those that only the file has
         self._source_writers: dict[int, tuple[int, ...]] = {}
@@ -286,10 +286,10 @@ class Recorder:
         return known[1] if known is not None else "parameter" if isinstance(tensor, nn.Parameter) else None
 
     def _name_of(self, tensor: torch.Tensor) -> tuple[_Kind, str]:
-        """What a tensor is, and its name. The model is searched once a step at most."""
+        """What a tensor is, and its name. The models are searched once a step, and when another module has run."""
         key = tensor.untyped_storage()._cdata if has_storage(tensor) else 0
         known = self._named(tensor, key)
-        if known is None and self._named_at != len(self._steps):
+        if known is None and self._named_at != (len(self._steps), self._modules.known):
             self._name_tensors()
             known = self._named(tensor, key)
         if known is not None:
@@ -319,7 +319,7 @@ class Recorder:
                             key = tensor.untyped_storage()._cdata if has_storage(tensor) else 0
                             owners[key] = 0 if key in owners else id(tensor)
         self._names, self._owners = found, owners
-        self._named_at = len(self._steps) if found else -1
+        self._named_at = len(self._steps) if found else -1, self._modules.known
 
     def _name_sources(self) -> None:
         """Names sources that were read before their model or optimizer was known."""
@@ -584,7 +584,7 @@ class Recorder:
         if self._file is not None:
             self._file.add_step(step)
         self._steps.append(self._calls)
-        self._named_at = -1
+        self._named_at = -1, 0
         self._flush()
 
     def _known_values(self, tensor: torch.Tensor) -> Values:
