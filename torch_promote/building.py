@@ -229,7 +229,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    from torch_promote.errors import say  # setup.py runs this file without the package
+
+    say(text)
 
 
 def _build(version: str, again: bool) -> tuple[Path, bool]:

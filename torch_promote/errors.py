@@ -6,11 +6,14 @@ TypeError, RuntimeError or ImportError catches it, too.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
 import inspect
 import os
 import re
+import sys
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
@@ -80,6 +83,27 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(one if one.isprintable() or one in "\t\n" else repr(one)[1:-1] for one in text)
+
+
+#: What a message contains for the reader to copy.
+_TO_COPY = re.compile(r"`[^`\n]*`|(?:TORCH_PROMOTE_\S+ )?torch-promote [a-z].*")
+
+
+def say(text: str) -> None:
+    """Prints a message to stderr: as lines of whole words and commands if that is a terminal, otherwise as it is."""
+    text, width = printable(text), 0
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # not a terminal, closed, or None
+        width = os.get_terminal_size(sys.stderr.fileno()).columns
+        width = int(os.environ.get("COLUMNS") or width)
+    if width > 0:
+        # printable() has left no \0. Indented lines are code.
+        lines = _TO_COPY.sub(lambda match: match[0].replace(" ", "\0"), text).split("\n")
+        options: Any = {"break_long_words": False, "break_on_hyphens": False}
+        lines = [line if line.startswith(" ") else textwrap.fill(line, width, **options) for line in lines]
+        text = "\n".join(lines).replace("\0", " ")
+    if sys.stderr is not None:
+        with contextlib.suppress(BrokenPipeError):
+            print(text, file=sys.stderr, flush=True)
 
 
 class ExtensionError(TorchPromoteError, ImportError):

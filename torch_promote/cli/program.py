@@ -18,10 +18,12 @@ import difflib
 import importlib
 import importlib.util
 import os
+import re
 import runpy
 import shlex
 import signal
 import sys
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -81,11 +83,37 @@ if it is not 0.
 """
 
 
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    """A formatter that prints a text as it is written, or on a narrower terminal in whole words."""
+
+    def _format_usage(self, *arguments: Any) -> str:
+        text = super()._format_usage(*arguments)
+        if all(len(line) <= self._width + 2 for line in text.splitlines()):
+            return text
+        return textwrap.fill(" ".join(text.split()), self._width, subsequent_indent=" " * 7) + "\n\n"
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        if all(len(line) <= width + 2 for line in text.splitlines()):
+            return super()._fill_text(text, width, indent)
+        shown: list[str] = []
+        for paragraph in text.split("\n\n"):
+            is_prose = not re.search("^  ", paragraph, re.MULTILINE)
+            for line in [paragraph.replace("\n", " ")] if is_prose else paragraph.splitlines():
+                # An example, and what is said of it behind some spaces.
+                for part, indentation in zip(re.split(r"(?<=\S) {2,}|^ {6,}", line), ("", " " * 6), strict=False):
+                    later = indentation or " " * 6 * (not is_prose)
+                    shown += textwrap.wrap(
+                        part, width, initial_indent=indentation, subsequent_indent=later, break_on_hyphens=False
+                    )
+            shown.append("")
+        return "".join(f"{line}\n" for line in shown[:-1])
+
+
 class _Parser(argparse.ArgumentParser):
     """A parser that prints as the commands do, and errors in one line."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**{**options, "formatter_class": argparse.RawDescriptionHelpFormatter})
+        super().__init__(**{**options, "formatter_class": _Formatter})
 
     def _print_message(self, message: str, file: Any = None) -> None:
         write(message) if file is sys.stdout else say(message.rstrip())
