@@ -367,15 +367,14 @@ def refuse_arguments(function: Callable[..., Any], args: Sequence[object], given
         if one.kind is not one.VAR_KEYWORD and (position or one.name not in ("self", "cls"))
     ]
     names = [one.name for one in parameters]
+    legal = f"Legal: {', '.join(names)}." if names else f"Write {name}()."
     unknown = [one for one in given if one not in names]
     if unknown:
-        raise ArgumentError(
-            f"{name}() has no argument {unknown[0]!r}.{did_you_mean(unknown[0], names, 1)} Legal: {', '.join(names)}."
-        )
+        raise ArgumentError(f"{name}() has no argument {unknown[0]!r}.{did_you_mean(unknown[0], names, 1)} {legal}")
     placed = [one.name for one in parameters if one.kind is not one.KEYWORD_ONLY]
     needed = [one.name for one in parameters if one.default is one.empty]
     args = args[1:] if "." in function.__qualname__ else args  # without self
-    usage = f"Legal: {', '.join(names)}." if names else f"Write {name}()."
+    usage = legal
     if needed:
         usage = f"Write {name}({', '.join(one if one in placed else f'{one}=...' for one in needed)})."
     if len(args) > len(placed):

@@ -124,6 +124,13 @@ class _Parser(argparse.ArgumentParser):
             hint = f" {_ELSEWHERE[value]}" if value in _ELSEWHERE else did_you_mean(str(value), legal, 1)
             raise argparse.ArgumentError(action, f"invalid choice: {value!r}.{hint} Legal: {', '.join(legal)}")
 
+    def _match_argument(self, action: argparse.Action, arg_strings_pattern: str) -> int:
+        try:
+            return super()._match_argument(action, arg_strings_pattern)
+        except argparse.ArgumentError as error:
+            error.message += f": {action.option_strings[-1]} {self._get_formatter()._format_args(action, 'VALUE')}"
+            raise
+
     def error(self, message: str) -> NoReturn:
         words = message.removeprefix("unrecognized arguments: ").split()
         if message.startswith("unrecognized"):
