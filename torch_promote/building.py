@@ -229,9 +229,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _say(text: str) -> None:
-    from torch_promote.errors import say  # setup.py runs this file without the package
-
-    say(text)
+    print(text, file=sys.stderr, flush=True)
 
 
 def _build(version: str, again: bool) -> tuple[Path, bool]:
