@@ -374,9 +374,8 @@ def refuse_arguments(function: Callable[..., Any], args: Sequence[object], given
     placed = [one.name for one in parameters if one.kind is not one.KEYWORD_ONLY]
     needed = [one.name for one in parameters if one.default is one.empty]
     args = args[1:] if "." in function.__qualname__ else args  # without self
-    usage = legal
-    if needed:
-        usage = f"Write {name}({', '.join(one if one in placed else f'{one}=...' for one in needed)})."
+    written = ", ".join(one if one in placed else f"{one}=..." for one in needed)
+    usage = f"Write {name}({written})." if needed else legal
     if len(args) > len(placed):
         got = ", ".join(type(one).__name__ for one in args)
         takes = f"{' and '.join(placed) or 'no argument'} by position"

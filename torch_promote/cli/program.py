@@ -23,9 +23,9 @@ import runpy
 import shlex
 import signal
 import sys
-import textwrap
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import fill, wrap
 from typing import Any, NoReturn
 
 import _torch_promote_hooks
@@ -90,7 +90,7 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
         text = super()._format_usage(*arguments)
         if all(len(line) <= self._width + 2 for line in text.splitlines()):
             return text
-        return textwrap.fill(" ".join(text.split()), self._width, subsequent_indent=" " * 7) + "\n\n"
+        return fill(" ".join(text.split()), self._width, subsequent_indent=" " * 7) + "\n\n"
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         if all(len(line) <= width + 2 for line in text.splitlines()):
@@ -100,11 +100,9 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
             is_prose = not re.search("^  ", paragraph, re.MULTILINE)
             for line in [paragraph.replace("\n", " ")] if is_prose else paragraph.splitlines():
                 # An example, and what is said of it behind some spaces.
-                for part, indentation in zip(re.split(r"(?<=\S) {2,}|^ {6,}", line), ("", " " * 6), strict=False):
-                    later = indentation or " " * 6 * (not is_prose)
-                    shown += textwrap.wrap(
-                        part, width, initial_indent=indentation, subsequent_indent=later, break_on_hyphens=False
-                    )
+                for part, start in zip(re.split(r"(?<=\S) {2,}|^ {6,}", line), ("", " " * 6), strict=False):
+                    later = start or " " * 6 * (not is_prose)
+                    shown += wrap(part, width, initial_indent=start, subsequent_indent=later, break_on_hyphens=False)
             shown.append("")
         return "".join(f"{line}\n" for line in shown[:-1])
 
