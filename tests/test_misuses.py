@@ -82,6 +82,12 @@ MISUSES: list[tuple[Callable[[], object], type[Exception], str]] = [
         e.ArgumentError,
         "promotion() has no argument 'on_promote'. Closest: on_promotion. Legal: rule, on_promotion, matmul, kinds.",
     ),
+    (lambda: api.promotion(), e.ArgumentError, "promotion() needs rule, too. Write promotion(rule)."),
+    (
+        lambda: api.promotion("jax", "warn", 1),
+        e.ArgumentError,
+        "takes rule and on_promotion by position, got 3: str, str",
+    ),
     # tools: arguments
     (
         lambda: api.compare(model, step),
@@ -246,6 +252,7 @@ MISUSES: list[tuple[Callable[[], object], type[Exception], str]] = [
         "no cast policy is called 'fp33'. Closest: fp32. Legal: lower",
     ),
     (lambda: api.installed("cuda"), e.ArgumentError, "takes no argument by position, got 1: str. Write installed()."),
+    (lambda: api.installed(policy="cuda"), e.ArgumentError, "has no argument 'policy'. Write installed()."),
     (lambda: api.clear_cache(model), e.ArgumentError, "got 1: TwoLayers. Write clear_cache()."),
     (lambda: api.install(cache="on"), e.OptionError, "got 'on'. Legal: 'weights', 'persistent', 'all', 'none'."),
     (lambda: api.install(cache="persistant"), e.OptionError, "Closest: persistent."),

@@ -6,11 +6,14 @@ TypeError, RuntimeError or ImportError catches it, too.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
 import inspect
 import os
 import re
+import sys
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
@@ -80,6 +83,27 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(one if one.isprintable() or one in "\t\n" else repr(one)[1:-1] for one in text)
+
+
+#: What a message contains for the reader to copy.
+_TO_COPY = re.compile(r"`[^`\n]*`|(?:TORCH_PROMOTE_\S+ )?torch-promote [a-z].*")
+
+
+def say(text: str) -> None:
+    """Prints a message to stderr: as lines of whole words and commands if that is a terminal, otherwise as it is."""
+    text, width = printable(text), 0
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # not a terminal, closed, or None
+        width = os.get_terminal_size(sys.stderr.fileno()).columns
+        width = int(os.environ.get("COLUMNS") or width)
+    if width > 0:
+        # printable() has left no \0. Indented lines are code.
+        lines = _TO_COPY.sub(lambda match: match[0].replace(" ", "\0"), text).split("\n")
+        options: Any = {"break_long_words": False, "break_on_hyphens": False}
+        lines = [line if line.startswith(" ") else textwrap.fill(line, width, **options) for line in lines]
+        text = "\n".join(lines).replace("\0", " ")
+    if sys.stderr is not None:
+        with contextlib.suppress(BrokenPipeError):
+            print(text, file=sys.stderr, flush=True)
 
 
 class ExtensionError(TorchPromoteError, ImportError):
@@ -343,17 +367,15 @@ def refuse_arguments(function: Callable[..., Any], args: Sequence[object], given
         if one.kind is not one.VAR_KEYWORD and (position or one.name not in ("self", "cls"))
     ]
     names = [one.name for one in parameters]
+    legal = f"Legal: {', '.join(names)}." if names else f"Write {name}()."
     unknown = [one for one in given if one not in names]
     if unknown:
-        raise ArgumentError(
-            f"{name}() has no argument {unknown[0]!r}.{did_you_mean(unknown[0], names, 1)} Legal: {', '.join(names)}."
-        )
+        raise ArgumentError(f"{name}() has no argument {unknown[0]!r}.{did_you_mean(unknown[0], names, 1)} {legal}")
     placed = [one.name for one in parameters if one.kind is not one.KEYWORD_ONLY]
     needed = [one.name for one in parameters if one.default is one.empty]
     args = args[1:] if "." in function.__qualname__ else args  # without self
-    usage = f"Legal: {', '.join(names)}." if names else f"Write {name}()."
-    if needed:
-        usage = f"Write {name}({', '.join(one if one in placed else f'{one}=...' for one in needed)})."
+    written = ", ".join(one if one in placed else f"{one}=..." for one in needed)
+    usage = f"Write {name}({written})." if needed else legal
     if len(args) > len(placed):
         got = ", ".join(type(one).__name__ for one in args)
         takes = f"{' and '.join(placed) or 'no argument'} by position"

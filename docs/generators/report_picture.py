@@ -23,7 +23,7 @@ _SIZE = (1180, 700)  # CSS pixels
 #: The commands that make the pages, in a folder with overflow.py.
 _COMMANDS = (
     "trace --values --html trace.html --record a.jsonl.gz overflow.py",
-    "trace --read a.jsonl.gz --html explain.html blocks.1",
+    "trace --read a.jsonl.gz --html explain.html head",
     "find-nan --html find_nan.html overflow.py",
     "compare --html compare.html overflow.py:make",
     "tune --tolerance 1e-3 --html tune.html overflow.py:make",

@@ -241,7 +241,7 @@ WRONG = [
     ("policies --policy cdua", "no policy is called 'cdua'. Closest: cuda. Legal: stock, cpu, cuda, xpu, mps,"),
     ("policies --policy no.toml", "there is no policy file 'no.toml'. Policies that need no file: stock, cpu, cuda,"),
     ("policies --policy cuda --diff cpu stock", "argument --diff: not allowed with argument --policy."),
-    ("policies --diff stock", "argument --diff: expected 2 arguments."),
+    ("policies --diff stock", "argument --diff: expected 2 arguments: --diff NAME|FILE NAME|FILE."),
     ("policies sofmax --json", "If a library defines the op, import it: --import MODULE."),
     ("policies --diff cpu mtia", "no policy is called 'mtia'. Legal: stock, cpu, cuda, xpu, mps,"),
     ("policies --diff stock fp32_saf", "no policy is called 'fp32_saf'. Closest: fp32_safe, fp32. Legal:"),

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import pty
 import re
 import shlex
 import shutil
+import struct
+import sys
+import termios
 from pathlib import Path
 
 import pytest
@@ -14,6 +20,7 @@ from helpers.command_line import Capture
 from helpers.doc_blocks import ROOT
 from helpers.traced_commands import warm_compiler
 from torch_promote.cli.program import COMMANDS, main
+from torch_promote.errors import say
 
 __all__ = ["entry_point", "folder", "warm_compiler"]  # fixtures
 
@@ -31,7 +38,7 @@ PRINTING = (
     "tune overflow.py:make --tolerance 1e-3",
     "trace --values overflow.py",
     "trace --read a.jsonl.gz",
-    "trace --read a.jsonl.gz blocks.1",
+    "trace --read a.jsonl.gz head",
     "trace --read a.jsonl.gz linear",
     "find-nan overflow.py",
     "diff a.jsonl.gz b.jsonl.gz",
@@ -88,7 +95,50 @@ def test_no_word_is_broken_or_left_out(
         # On a narrow terminal, `policies` has a line for each policy of an op, with these headings.
         headings = {"devices", "policy"} if line.startswith("policies") else set()
         assert words(printed[columns]) - headings == words(printed[""]) - headings, printed[columns]
-        lines = [
-            one for one in printed[columns].splitlines() if not one.startswith("torch-promote: ")
-        ]  # messages are lines
+        # Messages are lines, unless stderr is a terminal: see below.
+        lines = [one for one in printed[columns].splitlines() if not one.startswith("torch-promote: ")]
         assert [one for one in lines if len(one) > int(columns)] == []
+
+
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_the_help_has_whole_words(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    printed = {}
+    for columns in ("60", "80"):
+        monkeypatch.setenv("COLUMNS", columns)
+        with pytest.raises(SystemExit):
+            main([*filter(None, [command]), "--help"])
+        printed[columns] = capsys.readouterr().out
+        assert [one for one in printed[columns].splitlines() if len(one) > int(columns)] == []
+    assert words(printed["60"]) == words(printed["80"])
+
+
+ERROR = (
+    "torch-promote: error: --policy bfloat.toml: there is no such file. Closest: bfloat16.toml. See `torch-promote run "
+    "--help`.\ntorch-promote: next: torch-promote run --policy a_policy_with_a_long_name.toml train.py\n  File train.py"
+)
+
+
+def test_messages_break_between_words_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And not within what the reader is to copy. In a pipe, each is a line."""
+    say(ERROR)
+    assert capsys.readouterr().err == f"{ERROR}\n"
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 50, 0, 0))
+    monkeypatch.delenv("COLUMNS", raising=False)
+    with os.fdopen(theirs, "w") as stream, monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", stream)
+        say(ERROR)
+        printed = os.read(ours, 65536).decode().splitlines()
+    os.close(ours)
+    assert printed == [
+        "torch-promote: error: --policy bfloat.toml: there",
+        "is no such file. Closest: bfloat16.toml. See",
+        "`torch-promote run --help`.",
+        "torch-promote: next:",
+        "torch-promote run --policy a_policy_with_a_long_name.toml train.py",
+        "  File train.py",
+    ]

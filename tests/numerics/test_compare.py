@@ -459,6 +459,20 @@ def test_a_gradient_that_is_zero_by_mathematics_is_no_alarm() -> None:
     assert "Gradients that are zero up to rounding errors are not listed: 0.bias." in " ".join(str(comparison).split())
     assert Comparison.from_dict(comparison.to_dict()).gradients == comparison.gradients
 
+    def returns_gradients() -> dict[str, Any]:
+        model.zero_grad()
+        loss = step()
+        loss.backward()
+        return {"loss": loss, "of": {name: one.grad for name, one in model.named_parameters()}}
+
+    for batches in (1, 2):
+        comparison = tp.compare(returns_gradients, model=model, batches=batches)
+        names = [f"of.{name}" for name, _ in model.named_parameters() if name != "0.bias"]
+        assert [one.name for one in comparison.metrics] == ["loss", *names]
+        assert [one.name for one in comparison.gradients] == ["of.0.bias"]
+        assert max(one.error for one in comparison.metrics) < 0.1 < comparison.gradients[0].error
+        assert "Gradients that are zero up to rounding errors are not listed: of.0.bias." in str(comparison)
+
 
 # --- what a person reads
 

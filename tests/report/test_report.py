@@ -210,6 +210,10 @@ def test_a_long_name_breaks_between_its_words(name: str, parts: list[str]) -> No
     ("facts", "lists"),
     [
         ([("casts", "12"), ("overflows", "square in blocks.1.norm")], ["tiles", "facts"]),
+        (
+            [("casts", "12"), ("inf", "4 of 9", "first: aten::square, forward, norm, train.py:11, step 0: 0.4 % inf")],
+            ["tiles", "facts"],
+        ),
         ([("overflows", "square in blocks.1.norm"), ("casts", "12")], ["facts", "tiles"]),
         ([("casts", "12"), ("ops", "aten::linear, aten::mm"), ("dtypes", "float32 -> float16")], ["facts"]),
         ([("casts", "12")], ["tiles"]),

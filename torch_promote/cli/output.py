@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
 
+from torch_promote import errors
 from torch_promote.errors import TorchPromoteError, printable
 
 if TYPE_CHECKING:
@@ -172,10 +173,11 @@ def write(text: str) -> None:
 
 def say(part: str | Report) -> None:
     """Prints a message or a report to stderr. stdout is for the command's result, or the program's."""
-    if sys.stderr is not None:
+    if isinstance(part, str):
+        errors.say(part)
+    elif sys.stderr is not None:
         with contextlib.suppress(BrokenPipeError):
-            text = f"{printable(part)}\n" if isinstance(part, str) else render([part], sys.stderr)
-            print(text, end="", file=sys.stderr, flush=True)
+            print(render([part], sys.stderr), end="", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager

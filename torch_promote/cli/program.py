@@ -18,12 +18,14 @@ import difflib
 import importlib
 import importlib.util
 import os
+import re
 import runpy
 import shlex
 import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import fill, wrap
 from typing import Any, NoReturn
 
 import _torch_promote_hooks
@@ -81,11 +83,35 @@ if it is not 0.
 """
 
 
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    """A formatter that prints a text as it is written, or on a narrower terminal in whole words."""
+
+    def _format_usage(self, *arguments: Any) -> str:
+        text = super()._format_usage(*arguments)
+        if all(len(line) <= self._width + 2 for line in text.splitlines()):
+            return text
+        return fill(" ".join(text.split()), self._width, subsequent_indent=" " * 7) + "\n\n"
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        if all(len(line) <= width + 2 for line in text.splitlines()):
+            return super()._fill_text(text, width, indent)
+        shown: list[str] = []
+        for paragraph in text.split("\n\n"):
+            is_prose = not re.search("^  ", paragraph, re.MULTILINE)
+            for line in [paragraph.replace("\n", " ")] if is_prose else paragraph.splitlines():
+                # An example, and what is said of it behind some spaces.
+                for part, start in zip(re.split(r"(?<=\S) {2,}|^ {6,}", line), ("", " " * 6), strict=False):
+                    later = start or " " * 6 * (not is_prose)
+                    shown += wrap(part, width, initial_indent=start, subsequent_indent=later, break_on_hyphens=False)
+            shown.append("")
+        return "".join(f"{line}\n" for line in shown[:-1])
+
+
 class _Parser(argparse.ArgumentParser):
     """A parser that prints as the commands do, and errors in one line."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**{**options, "formatter_class": argparse.RawDescriptionHelpFormatter})
+        super().__init__(**{**options, "formatter_class": _Formatter})
 
     def _print_message(self, message: str, file: Any = None) -> None:
         write(message) if file is sys.stdout else say(message.rstrip())
@@ -95,6 +121,13 @@ class _Parser(argparse.ArgumentParser):
             legal = list(map(str, action.choices))
             hint = f" {_ELSEWHERE[value]}" if value in _ELSEWHERE else did_you_mean(str(value), legal, 1)
             raise argparse.ArgumentError(action, f"invalid choice: {value!r}.{hint} Legal: {', '.join(legal)}")
+
+    def _match_argument(self, action: argparse.Action, arg_strings_pattern: str) -> int:
+        try:
+            return super()._match_argument(action, arg_strings_pattern)
+        except argparse.ArgumentError as error:
+            error.message += f": {action.option_strings[-1]} {self._get_formatter()._format_args(action, 'VALUE')}"
+            raise
 
     def error(self, message: str) -> NoReturn:
         words = message.removeprefix("unrecognized arguments: ").split()

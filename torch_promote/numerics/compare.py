@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from torch_promote.errors import StepError, check_flag, explains_arguments
+from torch_promote.numerics import step_runs
 from torch_promote.numerics.call_observers import (
     AddErrors,
     CallKey,
@@ -21,16 +22,8 @@ from torch_promote.numerics.call_observers import (
     KeepReference,
     KeptCall,
 )
-from torch_promote.numerics.comparison import CHOSE, NOTHING, TRACED, Comparison, Metric, Site
-from torch_promote.numerics.impacts import (
-    Backwards,
-    ErrorSums,
-    Impact,
-    Impacts,
-    errors_of,
-    loss_of,
-    watch_gradients,
-)
+from torch_promote.numerics.comparison import CHOSE, NOTHING, TRACED, Comparison, GradientError, Metric, Site
+from torch_promote.numerics.impacts import Backwards, ErrorSums, Impact, Impacts, errors_of, loss_of, watch_gradients
 from torch_promote.numerics.step_runs import Ranks, Results, StepRuns, current_policy, distances, norm_of, show_progress
 from torch_promote.observe.call import Call, Unseen
 from torch_promote.observe.observer import observe_dispatch
@@ -156,6 +149,7 @@ class ComparedRuns:
         # Of sites with unknown impacts: the effect of a group that they are in, or infinity.
         self._bounds: dict[_SiteKey, float] = {}
         self._why_unknown = ""
+        self._returned: set[str] = set()  # the results that are gradients of parameters
         self._notes: list[str] = []
 
     def compare(self) -> Comparison:
@@ -163,7 +157,7 @@ class ComparedRuns:
         not_seen: list[Unseen] = []
         with watch_unseen(not_seen):
             try:
-                first = self._run(self._reference, self._kept)
+                first = self._run(self._reference, self._kept, self._find_returned)
             except RuntimeError as error:
                 if self._reference == Policy.named(REFERENCE) and is_about_dtypes(str(error)):
                     error.add_note(_WITHOUT_CASTS)
@@ -174,6 +168,7 @@ class ComparedRuns:
         second = self._estimate_impacts()
         noise = self._check(first, second)
         self._measure_impacts(first, noise)
+        zeros = self._returned_zeros(first, theirs)
         calls, there, only_there = self._kept.calls, self._theirs.calls, self._theirs.only_here
         unread = [f"The outputs of {', '.join(n)} were not compared: {why}." for why, n in self._theirs.unread.items()]
         left_out = self._kept.room.left_out + self._local.room.left_out
@@ -186,8 +181,8 @@ class ComparedRuns:
             reference=self._reference,
             candidate=self._candidate,
             sites=self._sites(calls, there),
-            metrics=_metrics(first, theirs),
-            gradients=errors_of(gradients, self._backwards.gradients) if self._gradients else [],
+            metrics=[one for one in _metrics(first, theirs) if one.name not in zeros],
+            gradients=errors_of(gradients, self._backwards.gradients) if self._gradients else [*zeros.values()],
             modules=[name for name, _ in self._model.named_modules()],
             runs=self._runs.count - self._first_run,
             backwards=self._backwards.count,
@@ -327,6 +322,17 @@ class ComparedRuns:
 
     def _run(self, policy: Policy, calls: ForwardCalls, on_result: Any = None) -> Results:
         return self._runs.run(policy, around=observe_dispatch(calls.observer), on_result=on_result)
+
+    def _find_returned(self, _: int, result: Any) -> None:
+        own = {id(one.grad) for one in self._model.parameters() if one.grad is not None}
+        self._returned |= {name for name, one in step_runs.named_tensors(result).items() if id(one) in own}
+
+    def _returned_zeros(self, first: Results, theirs: Results) -> dict[str, GradientError]:
+        """The gradients among the results that are zero but for rounding errors in each batch."""
+        pairs = zip(theirs, first, strict=False)  # the candidate's step may have raised
+        found = [errors_of(*({key: one[key] for key in self._returned & one.keys()} for one in two)) for two in pairs]
+        always = set.intersection(set(self._returned), *({one.name for one in some if one.vanishes} for some in found))
+        return {one.name: one for one in found[0] if one.name in always} if found else {}
 
     def _check(self, first: Results, second: Results) -> dict[str, float]:
         noise: dict[str, float] = {}

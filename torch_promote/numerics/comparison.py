@@ -169,9 +169,9 @@ class Comparison(Report):
         reference: The policy of the reference.
         candidate: The policy that was compared with it.
         sites: The sites, largest impact first, then largest local error first.
-        metrics: The values that the step returned.
-        gradients: The gradients of parameters, the largest error first, those that vanish last; empty without
-            `gradients=True`.
+        metrics: The values that the step returned, without gradients that vanish.
+        gradients: The gradients of parameters, the largest error first, those that vanish last; without
+            `gradients=True` only those of the step's results that vanish.
         modules: The paths of all modules of the model, in its order.
         runs: The number of runs of the step.
         backwards: The number of backwards, including those of the step.

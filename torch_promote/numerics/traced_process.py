@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torch_promote.errors import DispatchObserverError, NonfiniteError
+from torch_promote.errors import DispatchObserverError, NonfiniteError, say
 from torch_promote.observe.places import RunningModules
 from torch_promote.observe.surroundings import watch_steps
 from torch_promote.reading.trace_report import TraceReport
@@ -184,10 +184,9 @@ class _Process:
         if time.monotonic() - self._origin_at > _SECONDS and self._report.origin is not None:
             self._origin_at = math.inf
             origin = self._report.origin
-            print(
+            say(
                 f"torch-promote: {origin.kind}: {origin.where}, step {origin.step:,}. No more calls are checked; the "
-                "report follows when the program has ended, also by a signal.",
-                file=sys.stderr,
+                "report follows when the program has ended, also by a signal."
             )
         if self._block is not None and self._steps == self._request.end:
             self._end()

@@ -37,7 +37,7 @@ from torch._library.autograd import make_autograd_impl
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from torch_promote.errors import PolicyError
+from torch_promote.errors import PolicyError, say
 from torch_promote.observe.call import AUTOCAST_OFF, BY_SETTER, COMPILED, Call, TensorInfo
 from torch_promote.observe.ops import facts_of, find_overload
 from torch_promote.observe.places import RunningModules, is_of_program, role, shown_line
@@ -654,7 +654,7 @@ def say_at_exit() -> None:
         with contextlib.suppress(Exception):  # a tool never breaks the program that it watches
             text = _of_error(error)
             if text:
-                print(f"torch-promote: {text}", file=sys.stderr, flush=True)
+                say(f"torch-promote: {text}")
                 return
         error = error.__cause__ or error.__context__
 

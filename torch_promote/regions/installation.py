@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, cast
 import torch
 
 from torch_promote import _C
-from torch_promote.errors import OptionError, PolicyError, UnusedOverrideWarning, explains_arguments
+from torch_promote.errors import OptionError, PolicyError, UnusedOverrideWarning, explains_arguments, say
 from torch_promote.extension import DTYPE_NUMBERS, DeviceSpec, RegionSpec, fork_safe_lock
 from torch_promote.integrations import compile as _compile
 from torch_promote.integrations.asyncio_tasks import guard_tasks
@@ -506,8 +506,7 @@ def say_unused_overrides() -> None:
         why = "All regions of the program were disabled (enabled=False), or their device is not there."
     if not entered:
         why = "The program opened no region of torch.autocast."
-    text = f"torch-promote: the override {', '.join(unused)} never acted. {why} `torch-promote trace` names its calls."
-    print(text, file=sys.stderr, flush=True)
+    say(f"torch-promote: the override {', '.join(unused)} never acted. {why} `torch-promote trace` names its calls.")
 
 
 def asked_overrides() -> dict[str, str]:

@@ -28,6 +28,7 @@ from torch_promote.errors import (
     UnusedOverrideWarning,
     did_you_mean,
     explains_arguments,
+    say,
     shown,
 )
 from torch_promote.extension import NumberedTables, fork_safe_lock, number_in_force, numbered
@@ -580,7 +581,7 @@ class _Follower:
     def at_exit(self) -> None:
         """Says that the tables were not applied to a model, if that has not been said."""
         if self._error is not None and getattr(sys, "last_value", None) is not self._error:  # the program caught it
-            print(f"torch_promote: {self._error}", file=sys.stderr)
+            say(f"torch_promote: {self._error}")
         if self._kind is not None:
             return
         text = ""
@@ -590,7 +591,7 @@ class _Follower:
         elif not self._warned and "torch._dynamo" in sys.modules and torch._dynamo.utils.counters["stats"]:
             text = "Models are not found inside of compiled functions: compile the model itself."
         if text:
-            print(f"torch_promote: the tables for modules ({self._spelled()}) had no effect. {text}", file=sys.stderr)
+            say(f"torch_promote: the tables for modules ({self._spelled()}) had no effect. {text}")
 
     def _spelled(self) -> str:
         shown = [repr(key) for key in self._keys[:3]]

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Literal, Never
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -28,7 +28,7 @@ from torch_promote.errors import (
     RuleDefinitionError,
     check_flag,
     did_you_mean,
-    refuse_arguments,
+    explains_arguments,
 )
 from torch_promote.extension import RegionSpec
 from torch_promote.regions.autocast import Region
@@ -302,6 +302,7 @@ class promotion(Region):  # noqa: N801 (a context manager, as my_autocast)
 
     __slots__ = ("_arguments", "_lint")
 
+    @explains_arguments
     def __init__(
         self,
         rule: RuleName | PromotionRule,
@@ -309,10 +310,7 @@ class promotion(Region):  # noqa: N801 (a context manager, as my_autocast)
         *,
         matmul: bool = False,
         kinds: KindLike | Iterable[KindLike] | None = None,
-        **misspelt: Never,
     ) -> None:
-        if misspelt:
-            refuse_arguments(promotion.__init__, (), misspelt)
         if kinds is not None and not isinstance(kinds, str):
             kinds = tuple(kinds) if isinstance(kinds, Iterable) else kinds
         handler = on_promotion if callable(on_promotion) else None

@@ -38,7 +38,7 @@ _FIRST_ROWS, _FIRST_VALUES = 24, 3
 #: The most rows of a table, and the most lines of a list.
 _MOST_ROWS, _MOST_LINES = 1_000, 200
 #: Above this length, a verdict is set smaller, a number or another fact is a row instead of a tile, and a name breaks.
-_LONGEST_TITLE, _LONGEST_NUMBER, _LONGEST_TILE, _LONGEST_WORD = 110, 16, 9, 24
+_LONGEST_TITLE, _LONGEST_NOTE, _LONGEST_WORD, _TILES = 110, 60, 24, (9, 16)  # tiles: a word, a number
 
 
 def render(content: Content) -> str:
@@ -143,7 +143,7 @@ def _dtype_class(name: str) -> str:
 
 def _tiles_and_rows(facts: Sequence[Fact]) -> list[tuple[str, list[Fact]]]:
     """Numbers become tiles, sentences the rows of a list; all are rows, in order, if most are sentences."""
-    tiles = [fact for fact in facts if len(fact[1]) <= (_LONGEST_NUMBER if fact[1][:1].isdigit() else _LONGEST_TILE)]
+    tiles = [one for one in facts if len(one[1]) <= _TILES[one[1][:1].isdigit()] and len(one[-1]) <= _LONGEST_NOTE]
     if 2 * len(tiles) < len(facts):
         tiles = []
     found = [("tiles", tiles), ("facts", [fact for fact in facts if fact not in tiles])]
@@ -167,7 +167,7 @@ def _breakable(name: str) -> Markup:
 
 def _prose(text: str) -> Markup:
     """Escapes a text, with arrows for "->" and numbers such as "1e-3" marked, which a browser would break."""
-    parts = re.split(r"(\d[\d.]*e-\d+)", text.replace(" -> ", " \N{RIGHTWARDS ARROW} "))
+    parts = re.split(r"(\d[\d.]*(?:e-\d+| %))", text.replace(" -> ", " \N{RIGHTWARDS ARROW} "))
     marked = (
         Markup('<span class="part">{}</span>').format(part) if place % 2 else escape(part)
         for place, part in enumerate(parts)
