@@ -1181,7 +1181,37 @@ def with_workers(*counts: int, augments: bool = False, logs: bool = False) -> Pr
     return program
 
 
+def with_other_names(k: int) -> None:
+    up, down = ("fc1", "fc2") if k == 0 else ("mlp.up", "mlp.down")
+    torch.manual_seed(0)
+    parts = {name.rpartition(".")[2]: nn.Linear(8, 8) for name in (up, down)}
+    activation = {"act": nn.Tanh()} if k else {}
+    model = nn.ModuleDict({**parts, **activation} if k == 0 else {"mlp": nn.ModuleDict({**parts, **activation})})
+    one, other = (model.get_submodule(name) for name in (up, down))
+    act = model.get_submodule("mlp.act") if k else torch.tanh
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    for step in range(2):
+        loss = other(act(one(batch(step)))).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def with_towers(k: int) -> None:
+    """Two models, of which the first to run differs."""
+    towers = nn.Sequential(nn.Linear(8, 6), nn.GELU(), nn.Linear(6, 4)), nn.Sequential(nn.Linear(8, 4))
+    optimizer = torch.optim.SGD([*towers[0].parameters(), *towers[1].parameters()], 0.1)
+    for step in range(2):
+        found = {number: towers[number](batch(step)) for number in ((0, 1), (1, 0))[k]}
+        loss = (found[0] @ found[1].T).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
 EQUAL: dict[str, Program] = {
+    "modules of other names, and one in place of a function": with_other_names,
+    "two models, of which another one runs first": with_towers,
     "parameters in another order": with_parameters_in_another_order(False),
     "parameters in another order, foreach": with_parameters_in_another_order(True),
     "no worker, and one": with_workers(0, 1),
@@ -1221,6 +1251,54 @@ def test_another_order_and_what_a_worker_has_made_are_said() -> None:
         assert verdict.endswith("; 72 more calls of A stand among these, and no other call reads what they compute.")
         told = "Only A calls aten::linalg_vector_norm in (model), test_planted_differences.py:"
         assert (told in verdict, difference.equal) == (logs, not logs)
+
+
+def test_modules_of_other_names_are_said() -> None:
+    difference = recorded(with_other_names, 0).diff(recorded(with_other_names, 1))
+    # Both runs call them one by one, so that each is a model of its own; the first has no name.
+    assert set(difference.other_names.values()) <= {"Linear", "Linear_2", "Tanh"}
+    assert " Calls stand in other modules in B: " in difference.content().verdict
+
+
+def test_a_second_model_has_names() -> None:
+    def program(k: int) -> None:
+        generator, critics = net(), [nn.Sequential(nn.Linear(8, 4)) for _ in range(2)]
+        critics[1][0].bias.data += k
+        loss = sum(critic(generator(batch())).mean() for critic in critics)
+        torch.as_tensor(loss).backward()
+
+    difference = recorded(program, 0).diff(recorded(program, 1))
+    assert difference.first is not None
+    assert (difference.kind, difference.first.parameter) == ("weight", "Sequential_2.0.bias")
+
+
+def test_all_calls_with_other_arguments_are_counted() -> None:
+    def program(k: int) -> None:
+        x = batch()
+        for number in range(4):
+            x = x.mul(2.0 + k if number < 3 else 5.0 + k)
+
+    difference = recorded(program, 0).diff(recorded(program, 1))
+    (fact,) = difference.facts
+    assert (fact.kind, fact.calls, fact.others) == ("arguments", 3, 1)
+    assert difference.evidence[0].endswith(
+        "other 2.0 in A, 3.0 in B. The same in 2 more calls. Other values in 1 more call."
+    )
+
+
+def test_the_first_view_of_other_elements_is_named() -> None:
+    def program(k: int) -> None:
+        ids = torch.zeros(2, 8)
+        for row, length in enumerate((3, 5)):
+            ids[row, 8 - length :] if k else ids[row, :length]
+            (ids[row, 8 - length :] if k else ids[row, :length]).copy_(batch(row, length))
+        ids.exp()
+
+    difference = recorded(program, 0).diff(recorded(program, 1))
+    assert difference.first is not None
+    assert difference.first.a is not None
+    assert difference.first.a.op == "aten::slice"
+    assert difference.first.call == 0
 
 
 def test_a_worker_that_makes_another_batch_is_told() -> None:

@@ -175,19 +175,24 @@ class Pairing:
             module = of_module and call.module
             return results and (call.name, module, input_shapes(call), call.arguments, results, *reads)
 
+        # Those that stand where another call of the op does may be aligned anew, if all of them find an equal one.
+        loose = {i: j for i, j in aligned.items() if self.one.results(i) != self.other.results(j)}
+        taken = aligned.keys() - loose.keys(), {*aligned.values()} - {*loose.values()}
         free: tuple[dict[Any, list[int]], dict[Any, list[int]]] = {}, {}
-        taken = {*aligned}, {*aligned.values()}
         for side, run in enumerate(self.runs):
             for k in run.own:
                 if not (k in taken[side] or k in run.initial or run.is_transparent(k)) and (key := known(side, k)):
                     free[side].setdefault(key, []).append(k)
-        for i, j in [*aligned.items()] if all(free) else ():
-            if self.one.results(i) != self.other.results(j):  # it stands where another call of the op does
-                one, other = free[0].get(known(1, j)), free[1].get(known(0, i))
-                if one and other:
-                    aligned |= {i: other.pop(0), one.pop(0): j}
-        for key in free[0].keys() & free[1].keys():
-            aligned |= dict(zip(free[0][key], free[1][key], strict=False))
+        found = {i: j for key, calls in free[0].items() for i, j in zip(calls, free[1].get(key, ()), strict=False)}
+        while True:
+            back = {j: i for i, j in found.items()}
+            kept = {i for i, j in loose.items() if i not in found or j not in back}
+            kept_others = {loose[i] for i in kept}
+            left = {i: j for i, j in found.items() if i not in kept and j not in kept_others}
+            if len(left) == len(found):
+                break
+            found = left
+        aligned |= found
 
     def _order(self) -> Iterator[tuple[int | None, int | None]]:
         """The calls of both runs: those of the first in its order, the others where they ran."""
