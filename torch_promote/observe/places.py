@@ -283,16 +283,33 @@ class _Role(NamedTuple):
     is_between: bool
     optimizes: bool
     is_compiled: bool = False
+    is_plain: bool = False  # whether nothing but the functions around it says where a call comes from
 
 
-@functools.lru_cache(4096)
+#: By the id of the function's code, which the entry keeps: its hash would be that of all its names and constants.
+_roles: dict[int, tuple[CodeType, _Role]] = {}
+_MOST_ROLES = 4096
+
+
 def role(code: CodeType) -> _Role:
-    """Returns the role of a function. That of a method of a program's own optimizer is found through its class."""
+    """Returns the role of a function, found once."""
+    known = _roles.get(id(code))
+    if known is None:
+        if len(_roles) >= _MOST_ROLES:
+            _roles.clear()
+        known = _roles[id(code)] = code, _find_role(code)
+    return known[1]
+
+
+def _find_role(code: CodeType) -> _Role:
+    """The role of a function. That of a method of a program's own optimizer is found through its class."""
     file, name = code.co_filename, code.co_name
     if _is_between(file):
         here = file.startswith(_OPTIMIZING[0]) or file.endswith(_OPTIMIZING[1:])
         optimizes = (here and name not in _SCALES_LOSS) or name == "clip_grad_norm_"  # FSDP has its own
-        return _Role(True, optimizes, file.startswith(_COMPILED))
+        compiled = file.startswith(_COMPILED)
+        told = optimizes or compiled or code is _MODULE_CALL or file in (_PRINTING, _CHECKPOINT, _ENGINE)
+        return _Role(True, optimizes, compiled, not told)
     owner, _, _ = code.co_qualname.rpartition(".")
     classes = [one for one in _subclasses(Optimizer) if one.__qualname__ == owner]
     return _Role(False, any(_code_of(vars(one).get(name)) is code for one in classes))
@@ -350,16 +367,21 @@ def place() -> Place | None:
     line, module, in_closure, is_compiled = "", None, False, False
     while frame is not None:
         code = frame.f_code
+        known = _roles.get(id(code))
+        runs = role(code) if known is None else known[1]
+        if runs.is_plain:
+            frame = frame.f_back
+            continue
         if code is _MODULE_CALL:
             if module is None:
                 module = frame
         else:
-            runs = role(code)
             file = code.co_filename
             if runs.is_compiled and not line:
                 is_compiled, module = True, None  # a graph may be a module
             if not runs.is_between:
-                line = line or f"{file}:{frame.f_lineno}"
+                if not line:
+                    line = f"{file}:{frame.f_lineno}"
             elif file == _PRINTING:
                 return None
             elif backward:
