@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -269,6 +270,13 @@ class Call:
             cls, {**data, **tensors, "autocast": list(read["autocast"].items()), "arguments": arguments}
         )
         return call
+
+
+def make_call(*values: Any) -> Call:
+    """Returns a call with these values of all its fields, in their order, in less time than `Call`."""
+    call = object.__new__(Call)
+    any(map(object.__setattr__, itertools.repeat(call), Call.__slots__, values))  # which returns None for each
+    return call
 
 
 def arguments_of(data: Mapping[str, Any]) -> tuple[tuple[str, Argument], ...]:

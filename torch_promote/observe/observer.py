@@ -42,7 +42,18 @@ from torch_promote import _C
 from torch_promote.errors import DispatchObserverError
 from torch_promote.integrations.compile import skip_frames
 from torch_promote.integrations.higher_order_ops import let_operators_fall_through
-from torch_promote.observe.call import COMPILED, Call, Cast, Kind, Phase, TensorInfo, Unseen, infos_of, records_of
+from torch_promote.observe.call import (
+    COMPILED,
+    Call,
+    Cast,
+    Kind,
+    Phase,
+    TensorInfo,
+    Unseen,
+    infos_of,
+    make_call,
+    records_of,
+)
 from torch_promote.observe.ops import (
     NamedTensors,
     OpFacts,
@@ -269,6 +280,7 @@ class OpenCall:
     facts: OpFacts
     args: list[Any]  # in the schema's order
     inputs: tuple[TensorInfo, ...]
+    read: list[torch.Tensor]  # these
     arguments: tuple[tuple[str, Any], ...]
     origin: Origin
     phase: Phase
@@ -402,7 +414,7 @@ class CallObserver:
         named, arguments = read_arguments(facts.arguments, args)
         tensors = [tensor for _, tensor in named]
         wrapped = is_wrapped(tensors)
-        composite = wrapped or facts.is_composite(device_of(tensors))
+        composite = wrapped or (facts.may_be_composite and facts.is_composite(device_of(tensors)))
         if isinstance(outer, CastingCall) and outer.ran_with is None and outer.wrapped == wrapped:
             part = self._begin_part(outer, facts, args, named, composite)
             if part is not None:
@@ -430,6 +442,7 @@ class CallObserver:
             facts,
             args,
             inputs,
+            tensors,
             arguments,
             origin,
             phase,
@@ -579,28 +592,28 @@ class CallObserver:
             return
         self._ended(
             call,
-            Call(
-                op=call.facts.op_name,
-                overload=call.facts.overload,
-                module=call.origin.module,
-                phase=call.phase,
-                line=call.origin.line,
-                inputs=call.inputs,
-                ran_with=call.inputs if casting is None or casting.ran_with is None else casting.ran_with,
-                outputs=self._share(outputs),
-                casts=() if casting is None or casting.ran_with is call.inputs else tuple(self._casts(casting)),
-                policy=call.policy,
-                policy_source=call.policy_source,
-                composite=call.composite,
-                thread=threading.get_native_id(),
-                error=error,
-                autocast=call.autocast,
-                arguments=call.arguments,
-                start=call.start,
-                duration=time.time_ns() - call.start,
-                cast_time=call.cast_time if isinstance(call, CastingCall) else 0,
-                own=call.around is None,
-                fallback=call.fallback,
+            make_call(
+                call.facts.op_name,
+                call.facts.overload,
+                call.origin.module,
+                call.phase,
+                call.origin.line,
+                call.inputs,
+                call.inputs if casting is None or casting.ran_with is None else casting.ran_with,
+                self._share(outputs),
+                () if casting is None or casting.ran_with is call.inputs else tuple(self._casts(casting)),
+                call.policy,
+                call.policy_source,
+                call.composite,
+                threading.get_native_id(),
+                error,
+                call.autocast,
+                call.arguments,
+                call.start,
+                time.time_ns() - call.start,
+                call.cast_time if isinstance(call, CastingCall) else 0,
+                call.around is None,
+                call.fallback,
             ),
             [tensor for _, tensor in outputs],
         )

@@ -46,7 +46,18 @@ def tensor_arguments(op: torch._ops.OpOverload, args: Sequence[Any]) -> Iterator
 
 def tensors_in(values: Sequence[Any]) -> list[torch.Tensor]:
     """Returns the tensors among the arguments or the results of a call, including those in containers."""
-    return [leaf for leaf in leaves(values) if leaf is not None]
+    found: list[torch.Tensor] = []
+    for value in values:  # no generator for what most arguments are
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif type(value) not in _NO_TENSORS:
+            found += [leaf for leaf in leaves((value,)) if leaf is not None]
+    return found
+
+
+#: The types of most arguments without tensors. A check of these is faster than that of an abstract class or a union.
+_NO_TENSORS = frozenset((type(None), bool, int, float, str, torch.dtype, torch.device, torch.layout))
+_ENTRIES = frozenset((type(None), bool, int))  # of lists that are recorded as they are
 
 
 def leaves(values: Sequence[Any]) -> Iterator[torch.Tensor | None]:
@@ -190,7 +201,7 @@ def can_be_read(tensor: torch.Tensor) -> bool:
 
 def has_storage(tensor: torch.Tensor) -> bool:
     """Whether a tensor is strided, and its storage may be read now."""
-    return tensor.layout is torch.strided and not tensor.is_nested and can_be_read(tensor)
+    return _C.is_measurable(tensor) or (tensor.layout is torch.strided and not tensor.is_nested and can_be_read(tensor))
 
 
 _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
@@ -315,6 +326,10 @@ class OpFacts:
         self.computes: bool = not (self.communicates or self.moves_data) and bool(schema.returns or self.writes)
         # Whether it returns or writes tensors. Others ask for something, such as item() and is_pinned().
         self.has_results: bool = bool(self.writes) or any("Tensor" in str(one.type) for one in schema.returns)
+        # Whether it may call other ops instead of a kernel, each of which is dispatched.
+        self.may_be_composite: bool = torch._C._dispatch_has_kernel_for_dispatch_key(
+            self.name, "CompositeImplicitAutograd"
+        )
         self._is_composite: dict[str, bool] = {}
 
     def is_composite(self, device_type: str) -> bool:
@@ -362,10 +377,15 @@ def read_arguments(names: Sequence[str], args: Sequence[Any]) -> tuple[NamedTens
     tensors: list[tuple[str, torch.Tensor]] = []
     others: list[tuple[str, Any]] = []
     for name, value in zip(names, args, strict=False):
+        kind = type(value)
         if isinstance(value, torch.Tensor):
             tensors.append((name, value))
-        elif value is None or type(value) is int or type(value) is bool:
+        elif kind in _ENTRIES:
             others.append((name, value))
+        elif kind in _NO_TENSORS:
+            others.append((name, argument_of(value)))
+        elif kind is list and len(value) <= _MOST_ENTRIES and _ENTRIES.issuperset(map(type, value)):
+            others.append((name, tuple(value)))
         elif isinstance(value, list | tuple | Mapping):
             found = list(tensors_by_path(name, value))
             tensors.extend(found)
@@ -378,12 +398,14 @@ def read_arguments(names: Sequence[str], args: Sequence[Any]) -> tuple[NamedTens
 
 def argument_of(value: Any) -> Any:
     """Returns an argument that is no tensor as JSON has it, with tuples for lists."""
-    if value is None or isinstance(value, bool | int):
+    if type(value) in _ENTRIES:
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     if isinstance(value, torch.dtype):
         return dtype_name(value)
+    if isinstance(value, int):
+        return value
     if isinstance(value, list | tuple) and len(value) <= _MOST_ENTRIES:
         return tuple([argument_of(one) for one in value])
     if isinstance(value, list | tuple):
