@@ -558,7 +558,8 @@ class CallObserver:
             call.policy_is_known = call.policy is not None or bool(call.policy_source)
         if call.policy is None and not call.policy_source and call.autocast and call.phase == "forward":
             call.policy_source = self.sources.outside_of_regions()
-        if call.policy is None and not call.policy_source and call.facts.promotes(info.dtype for info in call.inputs):
+        unexplained = call.policy is None and not call.policy_source and len(call.inputs) > 1
+        if unexplained and call.facts.promotes(info.dtype for info in call.inputs):
             rule = _C.promotion_rule()
             acts = bool(rule) and _C.promotion_in_force() is not None and _C.promotion_acts_on(tensors_in(call.args))
             call.policy_source = f"promotion rule {rule if acts else 'torch'}"
@@ -579,6 +580,9 @@ class CallObserver:
     def _pop(self, token: CallToken) -> bool:
         """Removes a token, and those of calls inside it that an error has ended."""
         tokens = self._thread.tokens
+        if tokens and tokens[-1] is token and token is not THROUGH:  # which may be there several times
+            tokens.pop()
+            return True
         if token not in tokens:
             return False
         del tokens[tokens.index(token) :]

@@ -135,7 +135,7 @@ def produced(facts: OpFacts, args: Sequence[Any], results: Sequence[Any]) -> Nam
     found: NamedTensors = []
     for value in results:
         if isinstance(value, torch.Tensor):  # without a generator, which would cost each call more
-            found.append((str(len(found)), value))
+            found.append((str(len(found)) if found else "0", value))
         elif value is not None:
             found.extend((str(i), tensor) for i, tensor in enumerate(tensors_in([value]), len(found)))
     return found + written(facts.unreturned, args) if facts.unreturned else found

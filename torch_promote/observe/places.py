@@ -283,22 +283,26 @@ class _Role(NamedTuple):
     is_between: bool
     optimizes: bool
     is_compiled: bool = False
-    is_plain: bool = False  # whether nothing but the functions around it says where a call comes from
 
 
-#: By the id of the function's code, which the entry keeps: its hash would be that of all its names and constants.
-_roles: dict[int, tuple[CodeType, _Role]] = {}
+#: The role of most functions of PyTorch: only the functions around them say where a call comes from.
+_PLAIN = _Role(True, False)
+#: By the id of the function's code, whose hash would be that of all its names and constants.
+_roles: dict[int, _Role] = {}
+_codes: list[CodeType] = []  # keeps these
 _MOST_ROLES = 4096
 
 
 def role(code: CodeType) -> _Role:
     """Returns the role of a function, found once."""
-    known = _roles.get(id(code))
-    if known is None:
-        if len(_roles) >= _MOST_ROLES:
+    found = _roles.get(id(code))
+    if found is None:
+        if len(_codes) >= _MOST_ROLES:
             _roles.clear()
-        known = _roles[id(code)] = code, _find_role(code)
-    return known[1]
+            _codes.clear()
+        _codes.append(code)  # before its id is known, because Ctrl-C may interrupt in between
+        found = _roles[id(code)] = _find_role(code)
+    return found
 
 
 def _find_role(code: CodeType) -> _Role:
@@ -308,8 +312,9 @@ def _find_role(code: CodeType) -> _Role:
         here = file.startswith(_OPTIMIZING[0]) or file.endswith(_OPTIMIZING[1:])
         optimizes = (here and name not in _SCALES_LOSS) or name == "clip_grad_norm_"  # FSDP has its own
         compiled = file.startswith(_COMPILED)
-        told = optimizes or compiled or code is _MODULE_CALL or file in (_PRINTING, _CHECKPOINT, _ENGINE)
-        return _Role(True, optimizes, compiled, not told)
+        tells = code is _MODULE_CALL or file in (_PRINTING, _CHECKPOINT, _ENGINE)
+        found = _Role(True, optimizes, compiled)
+        return _PLAIN if found == _PLAIN and not tells else found
     owner, _, _ = code.co_qualname.rpartition(".")
     classes = [one for one in _subclasses(Optimizer) if one.__qualname__ == owner]
     return _Role(False, any(_code_of(vars(one).get(name)) is code for one in classes))
@@ -365,13 +370,15 @@ def place() -> Place | None:
     backward = torch._C._current_graph_task_id() != -1
     phase: Phase = "backward" if backward else "forward"
     line, module, in_closure, is_compiled = "", None, False, False
+    known = _roles.get
     while frame is not None:
         code = frame.f_code
-        known = _roles.get(id(code))
-        runs = role(code) if known is None else known[1]
-        if runs.is_plain:
+        runs = known(id(code))
+        if runs is _PLAIN:
             frame = frame.f_back
             continue
+        if runs is None:
+            runs = role(code)
         if code is _MODULE_CALL:
             if module is None:
                 module = frame

@@ -92,6 +92,7 @@ def _place_of(tensor: torch.Tensor) -> _Place:
     return offset, tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.is_conj(), tensor.is_neg()
 
 
+_PLAIN_TYPES = frozenset((torch.Tensor, nn.Parameter))
 _UNKNOWN = Read()
 _new_read = tuple.__new__  # without a call of the function in Python that is the class's
 
@@ -210,7 +211,8 @@ class Recorder:
 
     def _read(self, tensor: torch.Tensor, info: TensorInfo, counts: bool, of: _Open, computes: bool = True) -> Read:
         """Returns what is in the memory of a tensor that a call reads, and whether the call depends on it."""
-        tensor = _local(tensor)
+        if type(tensor) not in _PLAIN_TYPES:
+            tensor = _local(tensor)
         if not has_storage(tensor):
             return _UNKNOWN
         storage = tensor.untyped_storage()
@@ -381,7 +383,8 @@ class Recorder:
         tensors: Sequence[torch.Tensor],
     ) -> tuple[tuple[Read, ...], tuple[Values, ...], str]:
         """Records what a call has read and computed."""
-        tensors = [_local(one) for one in tensors]
+        if not _PLAIN_TYPES.issuperset(map(type, tensors)):
+            tensors = [_local(one) for one in tensors]
         reads: tuple[Read, ...] = ()
         draw, computes, copies_undefined = "", False, False
         memories: Sequence[_Memory | None] = ()
@@ -693,7 +696,7 @@ def loss_of(call: Call, args: Sequence[Any]) -> torch.Tensor | None:
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
     """The part of a DTensor that this process has; another tensor itself."""
-    if type(tensor) is torch.Tensor or type(tensor) is nn.Parameter:
+    if type(tensor) in _PLAIN_TYPES:
         return tensor
     local = getattr(tensor, "_local_tensor", None)
     return local if isinstance(local, torch.Tensor) else tensor

@@ -201,8 +201,13 @@ def unpack_projections(text: str) -> torch.Tensor:
 
 def measure(elements: torch.Tensor, dtype: torch.dtype) -> bytes:
     """Returns what is counted of contiguous elements on a CPU that `readable` returned for a tensor of a dtype."""
-    bounds = format_of(elements.dtype).bounds
-    return _C.measure(elements if elements.dtype.itemsize > 1 else elements.float(), bounds, bits_of(dtype))
+    bounds, bits = _counting(elements.dtype, dtype)
+    return _C.measure(elements if elements.dtype.itemsize > 1 else elements.float(), bounds, bits)
+
+
+@functools.cache
+def _counting(elements: torch.dtype, dtype: torch.dtype) -> tuple[tuple[int, ...], int]:
+    return format_of(elements).bounds, bits_of(dtype)
 
 
 _SHARES = (
@@ -535,7 +540,7 @@ class Measurer:
 
     def values(self, tensor: torch.Tensor) -> Values:
         """Returns what is known of a tensor's values; `EMPTY` if it cannot be read."""
-        elements = self._elements(tensor)
+        elements = tensor if _C.is_measurable(tensor) else self._elements(tensor)
         if elements is None:
             return EMPTY
         size = elements.numel()
