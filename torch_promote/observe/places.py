@@ -287,6 +287,8 @@ class _Role(NamedTuple):
 
 #: The role of most functions of PyTorch: only the functions around them say where a call comes from.
 _PLAIN = _Role(True, False)
+#: The roles of most functions of programs and of optimizers. Each is one object, which is known by its identity.
+_OF_PROGRAM, _OPTIMIZES = _Role(False, False), _Role(True, True)
 #: By the id of the function's code, whose hash would be that of all its names and constants.
 _roles: dict[int, _Role] = {}
 _codes: list[CodeType] = []  # keeps these
@@ -312,12 +314,18 @@ def _find_role(code: CodeType) -> _Role:
         here = file.startswith(_OPTIMIZING[0]) or file.endswith(_OPTIMIZING[1:])
         optimizes = (here and name not in _SCALES_LOSS) or name == "clip_grad_norm_"  # FSDP has its own
         compiled = file.startswith(_COMPILED)
-        tells = code is _MODULE_CALL or file in (_PRINTING, _CHECKPOINT, _ENGINE)
         found = _Role(True, optimizes, compiled)
-        return _PLAIN if found == _PLAIN and not tells else found
+        if (
+            code is _MODULE_CALL
+            or file in (_PRINTING, _CHECKPOINT, _ENGINE)
+            or (file == _OPTIMIZER and name == "wrapper")
+        ):
+            return found
+        return next((one for one in (_PLAIN, _OPTIMIZES) if one == found), found)
     owner, _, _ = code.co_qualname.rpartition(".")
     classes = [one for one in _subclasses(Optimizer) if one.__qualname__ == owner]
-    return _Role(False, any(_code_of(vars(one).get(name)) is code for one in classes))
+    optimizes = any(_code_of(vars(one).get(name)) is code for one in classes)
+    return _Role(False, True) if optimizes else _OF_PROGRAM
 
 
 def _subclasses(cls: type[Any]) -> Iterator[type[Any]]:
@@ -374,7 +382,12 @@ def place() -> Place | None:
     while frame is not None:
         code = frame.f_code
         runs = known(id(code))
-        if runs is _PLAIN:
+        if runs is _PLAIN or (runs is _OF_PROGRAM and line):
+            frame = frame.f_back
+            continue
+        if runs is _OPTIMIZES:
+            if module is None and not in_closure:
+                phase = "optimizer"
             frame = frame.f_back
             continue
         if runs is None:

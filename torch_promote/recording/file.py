@@ -120,11 +120,13 @@ class RecordingFile:
 
     def _read(self, number: int, read: Read) -> str:
         written_by, digest = read
-        writers = ",".join([str(one if one < 0 else number - one) for one in written_by])
         if len(written_by) == 1:
             (writer,) = written_by
-            if digest == (self._digests if writer >= 0 else self._source_digests).get(writer):
-                return f"[{writers}]"
+            if writer < 0:
+                return f"[{writer}]" if digest == self._source_digests.get(writer) else f'["{digest}",{writer}]'
+            counted = number - writer
+            return f"[{counted}]" if digest == self._digests.get(writer) else f'["{digest}",{counted}]'
+        writers = ",".join([str(one if one < 0 else number - one) for one in written_by])
         return f'["{digest}",{writers}]' if writers else f'["{digest}"]'
 
     def add_source(self, source: Source) -> None:

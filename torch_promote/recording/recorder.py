@@ -309,7 +309,9 @@ class Recorder:
     def _named(self, tensor: torch.Tensor, key: int) -> _Named | None:
         """What is known of a tensor, or of the only named one in its storage, which FSDP2 and NumPy have others of."""
         known = self._names.get(id(tensor)) or self._names.get(self._owners.get(key, 0))
-        owner = None if known is None else known[0]()  # None if it has been destroyed
+        if known is None:
+            return None
+        owner = known[0]()  # None if it has been destroyed
         if owner is None or owner is tensor:
             return known if owner is tensor else None
         return known if key and has_storage(owner) and owner.untyped_storage()._cdata == key else None
