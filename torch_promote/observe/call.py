@@ -215,6 +215,13 @@ class Call:
     own: bool = True
     fallback: str = ""
 
+    @classmethod
+    def _of(cls, *values: Any) -> Call:
+        """Returns a call with these values of all its fields, in their order, in less time than `Call(...)`."""
+        call = object.__new__(cls)
+        any(map(object.__setattr__, itertools.repeat(call), cls.__slots__, values))  # which returns None for each
+        return call
+
     def __repr__(self) -> str:
         where = f"{self.name} in {self.module or '(model)'}, {self.phase}, {self.line or 'line unknown'}"
         policy = f", {self.policy_name} ({self.reason})" if self.policy_name else ""
@@ -270,13 +277,6 @@ class Call:
             cls, {**data, **tensors, "autocast": list(read["autocast"].items()), "arguments": arguments}
         )
         return call
-
-
-def make_call(*values: Any) -> Call:
-    """Returns a call with these values of all its fields, in their order, in less time than `Call`."""
-    call = object.__new__(Call)
-    any(map(object.__setattr__, itertools.repeat(call), Call.__slots__, values))  # which returns None for each
-    return call
 
 
 def arguments_of(data: Mapping[str, Any]) -> tuple[tuple[str, Argument], ...]:

@@ -42,18 +42,7 @@ from torch_promote import _C
 from torch_promote.errors import DispatchObserverError
 from torch_promote.integrations.compile import skip_frames
 from torch_promote.integrations.higher_order_ops import let_operators_fall_through
-from torch_promote.observe.call import (
-    COMPILED,
-    Call,
-    Cast,
-    Kind,
-    Phase,
-    TensorInfo,
-    Unseen,
-    infos_of,
-    make_call,
-    records_of,
-)
+from torch_promote.observe.call import COMPILED, Call, Cast, Kind, Phase, TensorInfo, Unseen, infos_of, records_of
 from torch_promote.observe.ops import (
     NamedTensors,
     OpFacts,
@@ -558,8 +547,7 @@ class CallObserver:
             call.policy_is_known = call.policy is not None or bool(call.policy_source)
         if call.policy is None and not call.policy_source and call.autocast and call.phase == "forward":
             call.policy_source = self.sources.outside_of_regions()
-        unexplained = call.policy is None and not call.policy_source and len(call.inputs) > 1
-        if unexplained and call.facts.promotes(info.dtype for info in call.inputs):
+        if call.policy is None and not call.policy_source and call.facts.promotes(info.dtype for info in call.inputs):
             rule = _C.promotion_rule()
             acts = bool(rule) and _C.promotion_in_force() is not None and _C.promotion_acts_on(tensors_in(call.args))
             call.policy_source = f"promotion rule {rule if acts else 'torch'}"
@@ -596,7 +584,7 @@ class CallObserver:
             return
         self._ended(
             call,
-            make_call(
+            Call._of(
                 call.facts.op_name,
                 call.facts.overload,
                 call.origin.module,

@@ -55,11 +55,6 @@ def tensors_in(values: Sequence[Any]) -> list[torch.Tensor]:
     return found
 
 
-#: The types of most arguments without tensors. A check of these is faster than that of an abstract class or a union.
-_NO_TENSORS = frozenset((type(None), bool, int, float, str, torch.dtype, torch.device, torch.layout))
-_ENTRIES = frozenset((type(None), bool, int))  # of lists that are recorded as they are
-
-
 def leaves(values: Sequence[Any]) -> Iterator[torch.Tensor | None]:
     """Yields the tensors and the Nones among arguments or results, containers flattened."""
     for value in values:
@@ -370,6 +365,9 @@ def device_of(tensors: Iterable[torch.Tensor]) -> str:
 
 #: Above these, an argument is recorded by its digest.
 _MOST_ENTRIES, _MOST_CHARACTERS = 64, 200
+#: The types of most arguments without tensors. A check of these is faster than that of an abstract class or a union.
+_NO_TENSORS = frozenset((type(None), bool, int, float, str, torch.dtype, torch.device, torch.layout))
+_ENTRIES = frozenset((type(None), bool, int))  # of lists that are recorded as they are
 
 
 def read_arguments(names: Sequence[str], args: Sequence[Any]) -> tuple[NamedTensors, tuple[tuple[str, Any], ...]]:
@@ -380,10 +378,8 @@ def read_arguments(names: Sequence[str], args: Sequence[Any]) -> tuple[NamedTens
         kind = type(value)
         if isinstance(value, torch.Tensor):
             tensors.append((name, value))
-        elif kind in _ENTRIES:
-            others.append((name, value))
         elif kind in _NO_TENSORS:
-            others.append((name, argument_of(value)))
+            others.append((name, value if kind in _ENTRIES else argument_of(value)))
         elif kind is list and len(value) <= _MOST_ENTRIES and _ENTRIES.issuperset(map(type, value)):
             others.append((name, tuple(value)))
         elif isinstance(value, list | tuple | Mapping):
@@ -398,14 +394,12 @@ def read_arguments(names: Sequence[str], args: Sequence[Any]) -> tuple[NamedTens
 
 def argument_of(value: Any) -> Any:
     """Returns an argument that is no tensor as JSON has it, with tuples for lists."""
-    if type(value) in _ENTRIES:
+    if value is None or isinstance(value, int):  # bool, too
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     if isinstance(value, torch.dtype):
         return dtype_name(value)
-    if isinstance(value, int):
-        return value
     if isinstance(value, list | tuple) and len(value) <= _MOST_ENTRIES:
         return tuple([argument_of(one) for one in value])
     if isinstance(value, list | tuple):

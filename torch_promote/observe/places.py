@@ -285,10 +285,8 @@ class _Role(NamedTuple):
     is_compiled: bool = False
 
 
-#: The role of most functions of PyTorch: only the functions around them say where a call comes from.
-_PLAIN = _Role(True, False)
-#: The roles of most functions of programs and of optimizers. Each is one object, which is known by its identity.
-_OF_PROGRAM, _OPTIMIZES = _Role(False, False), _Role(True, True)
+#: Most roles, each of which is one object. Of plain functions, only those around them say where a call comes from.
+_PLAIN, _OF_PROGRAM, _OPTIMIZES = _Role(True, False), _Role(False, False), _Role(True, True)
 #: By the id of the function's code, whose hash would be that of all its names and constants.
 _roles: dict[int, _Role] = {}
 _codes: list[CodeType] = []  # keeps these
@@ -299,11 +297,10 @@ def role(code: CodeType) -> _Role:
     """Returns the role of a function, found once."""
     found = _roles.get(id(code))
     if found is None:
-        if len(_codes) >= _MOST_ROLES:
-            _roles.clear()
-            _codes.clear()
-        _codes.append(code)  # before its id is known, because Ctrl-C may interrupt in between
-        found = _roles[id(code)] = _find_role(code)
+        found = _find_role(code)
+        if len(_codes) < _MOST_ROLES:
+            _codes.append(code)  # first: another code may get the id of one that is not kept
+            _roles[id(code)] = found
     return found
 
 
@@ -313,19 +310,13 @@ def _find_role(code: CodeType) -> _Role:
     if _is_between(file):
         here = file.startswith(_OPTIMIZING[0]) or file.endswith(_OPTIMIZING[1:])
         optimizes = (here and name not in _SCALES_LOSS) or name == "clip_grad_norm_"  # FSDP has its own
-        compiled = file.startswith(_COMPILED)
-        found = _Role(True, optimizes, compiled)
-        if (
-            code is _MODULE_CALL
-            or file in (_PRINTING, _CHECKPOINT, _ENGINE)
-            or (file == _OPTIMIZER and name == "wrapper")
-        ):
+        found = _Role(True, optimizes, file.startswith(_COMPILED))
+        if code is _MODULE_CALL or file in (_PRINTING, _CHECKPOINT, _ENGINE, _OPTIMIZER):
             return found
         return next((one for one in (_PLAIN, _OPTIMIZES) if one == found), found)
     owner, _, _ = code.co_qualname.rpartition(".")
     classes = [one for one in _subclasses(Optimizer) if one.__qualname__ == owner]
-    optimizes = any(_code_of(vars(one).get(name)) is code for one in classes)
-    return _Role(False, True) if optimizes else _OF_PROGRAM
+    return _Role(False, True) if any(_code_of(vars(one).get(name)) is code for one in classes) else _OF_PROGRAM
 
 
 def _subclasses(cls: type[Any]) -> Iterator[type[Any]]:
@@ -378,15 +369,11 @@ def place() -> Place | None:
     backward = torch._C._current_graph_task_id() != -1
     phase: Phase = "backward" if backward else "forward"
     line, module, in_closure, is_compiled = "", None, False, False
-    known = _roles.get
     while frame is not None:
         code = frame.f_code
-        runs = known(id(code))
-        if runs is _PLAIN or (runs is _OF_PROGRAM and line):
-            frame = frame.f_back
-            continue
-        if runs is _OPTIMIZES:
-            if module is None and not in_closure:
+        runs = _roles.get(id(code))
+        if runs is _PLAIN or runs is _OPTIMIZES or (runs is _OF_PROGRAM and line):
+            if runs is _OPTIMIZES and module is None and not in_closure:
                 phase = "optimizer"
             frame = frame.f_back
             continue
@@ -400,8 +387,7 @@ def place() -> Place | None:
             if runs.is_compiled and not line:
                 is_compiled, module = True, None  # a graph may be a module
             if not runs.is_between:
-                if not line:
-                    line = f"{file}:{frame.f_lineno}"
+                line = line or f"{file}:{frame.f_lineno}"
             elif file == _PRINTING:
                 return None
             elif backward:

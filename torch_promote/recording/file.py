@@ -90,33 +90,22 @@ class RecordingFile:
         self, number: int, call: Call, reads: Sequence[Read] = (), values: Sequence[Values] = (), draw: str = ""
     ) -> None:
         """Adds a call."""
-        # One text for each line, without lists for `json`: most of what a call costs is what is done for each.
         started, self._started = self._started, call.start
         if len(values) == 1:
             _keep(self._digests, number, values[0].digest)
         kind = self._number_of_kind(call)
-        module = self._numbers["module"].get(call.module)
-        if module is None:
-            module = self._define("module", call.module, call.module)
-        thread = self._numbers["thread"].get(call.thread)
-        if thread is None:
-            thread = self._define("thread", call.thread, 0)
-        arguments = self._numbers["arguments"].get(call.arguments)
-        if arguments is None:
-            arguments = self._define("arguments", call.arguments, encode(dict(call.arguments)))
+        module, thread = self._number("module", call.module), self._number("thread", call.thread, lambda _: 0)
+        arguments = self._number("arguments", call.arguments, lambda pairs: encode(dict(pairs)))
         line = f"[{kind},{module},[{call.start - started},{call.duration},{call.cast_time},{thread}]"
         numbers = ",".join([str(self._number_of_values(one)) for one in values])
         read = ",".join([self._read(number, one) for one in reads])
-        if draw or call.casts:
-            casts = _json([(one.tensor, one.earlier) for one in call.casts])
-            line += f",{arguments},[{numbers}],[{read}],{_json(draw)}{f',{casts}' if call.casts else ''}]"
-        elif read:
-            line += f",{arguments},[{numbers}],[{read}]]"
-        elif numbers:
-            line += f",{arguments},[{numbers}]]"
-        else:
-            line += f",{arguments}]" if arguments else "]"
-        self._lines.append(line)
+        if draw or call.casts or read:
+            line += f",{arguments},[{numbers}],[{read}]"
+            line += f",{_json(draw)}" if draw or call.casts else ""
+            line += f",{_json([(one.tensor, one.earlier) for one in call.casts])}" if call.casts else ""
+        elif numbers or arguments:
+            line += f",{arguments},[{numbers}]" if numbers else f",{arguments}"
+        self._lines.append(f"{line}]")
 
     def _read(self, number: int, read: Read) -> str:
         written_by, digest = read
@@ -194,12 +183,14 @@ class RecordingFile:
         data = "".join([f"{line}\n" for line in lines]).encode()
         self._file.write(self._compressor.compress(data) + self._compressor.flush(mode))
 
-    def _define(self, kind: str, key: Any, data: Any) -> int:
-        """Writes a new definition, and returns its number."""
-        number = self._next.get(kind, 0)
-        self._next[kind] = number + 1
-        _keep(self._numbers[kind], key, number)
-        self._lines.append(_json([kind, data]))
+    def _number(self, kind: str, key: Any, data: Callable[[Any], Any] = encode) -> int:
+        """The number of a definition, which is written if it is new."""
+        number = self._numbers[kind].get(key)
+        if number is None:
+            number = self._next.get(kind, 0)
+            self._next[kind] = number + 1
+            _keep(self._numbers[kind], key, number)
+            self._lines.append(_json([kind, data(key)]))
         return number
 
     def _number_of_kind(self, call: Call) -> int:
@@ -212,9 +203,7 @@ class RecordingFile:
             return known[0]
         unnumbered = tuple(dataclasses.replace(cast, tensor=0, earlier=0) for cast in call.casts)
         kind = dataclasses.replace(call, casts=unnumbered, **_OWN_FIELDS)
-        number = self._numbers["kind"].get(kind)
-        if number is None:
-            number = self._define("kind", kind, self._kind(kind))
+        number = self._number("kind", kind, self._kind)
         _keep(self._kinds, key, (number, call))
         return number
 
@@ -224,8 +213,7 @@ class RecordingFile:
         return {name: value for name, value in data.items() if name not in _OWN_FIELDS}
 
     def _number_of_tensor(self, info: TensorInfo) -> int:
-        number = self._numbers["tensor"].get(info)
-        return self._define("tensor", info, encode(info)) if number is None else number
+        return self._number("tensor", info)
 
     def _number_of_values(self, values: Values) -> int:
         known = self._values.get(id(values))
@@ -279,11 +267,9 @@ def _prefixes() -> list[str]:
 
 
 _encoder = json.JSONEncoder(separators=(",", ":"), check_circular=False)
-# `encode` makes it for each text, which takes longer than most texts. Only CPython has it.
-_make = getattr(json.encoder, "c_make_encoder", None)
-_parts_of = _make and _make(
-    None, _encoder.default, json.encoder.encode_basestring_ascii, None, ":", ",", *[False] * 2, True
-)
+_make = getattr(json.encoder, "c_make_encoder", None)  # of CPython. `encode` calls it for each text, which takes longer
+_options = None, _encoder.default, json.encoder.encode_basestring_ascii, None, ":", ",", False, False, True
+_parts_of = _make and _make(*_options)
 
 
 def _json(data: Any) -> str:

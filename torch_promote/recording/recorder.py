@@ -290,10 +290,8 @@ class Recorder:
     def _kind_of(self, tensor: torch.Tensor, key: int) -> _Kind | None:
         """What a named tensor is, or the tensor that has its storage."""
         known = self._named(tensor, key)
-        if known is not None:
-            return known[1]
-        # Asking whether one is a Parameter runs code in Python.
-        return "parameter" if type(tensor) is not torch.Tensor and isinstance(tensor, nn.Parameter) else None
+        is_parameter = type(tensor) is not torch.Tensor and isinstance(tensor, nn.Parameter)  # which runs Python code
+        return known[1] if known is not None else "parameter" if is_parameter else None
 
     def _name_of(self, tensor: torch.Tensor) -> tuple[_Kind, str]:
         """What a tensor is, and its name. The model is searched once a step at most."""
@@ -309,9 +307,7 @@ class Recorder:
     def _named(self, tensor: torch.Tensor, key: int) -> _Named | None:
         """What is known of a tensor, or of the only named one in its storage, which FSDP2 and NumPy have others of."""
         known = self._names.get(id(tensor)) or self._names.get(self._owners.get(key, 0))
-        if known is None:
-            return None
-        owner = known[0]()  # None if it has been destroyed
+        owner = None if known is None else known[0]()  # None if it has been destroyed
         if owner is None or owner is tensor:
             return known if owner is tensor else None
         return known if key and has_storage(owner) and owner.untyped_storage()._cdata == key else None
@@ -363,26 +359,18 @@ class Recorder:
     def _add(self, of: _Open, facts: OpFacts, call: Call, args: Sequence[Any], tensors: Sequence[torch.Tensor]) -> None:
         number = self._report.add(call)
         self._calls = number + 1
-        reads: tuple[Read, ...] = ()
-        values: tuple[Values, ...] = ()
-        draw = ""
+        found: tuple[tuple[Read, ...], tuple[Values, ...], str] = (), (), ""
         try:
-            reads, values, draw = self._record(number, of, facts, call, args, tensors)
+            found = self._record(number, of, facts, call, args, tensors)
         except Exception as error:  # the number of a call in the file is its place there
             self._fail("_record", error)
         if self._file is not None:
-            self._file.add(number, call, reads, values, draw)
+            self._file.add(number, call, *found)
         if number % CALLS_TO_WRITE == CALLS_TO_WRITE - 1:
             self._flush()
 
     def _record(
-        self,
-        number: int,
-        of: _Open,
-        facts: OpFacts,
-        call: Call,
-        args: Sequence[Any],
-        tensors: Sequence[torch.Tensor],
+        self, number: int, of: _Open, facts: OpFacts, call: Call, args: Sequence[Any], tensors: Sequence[torch.Tensor]
     ) -> tuple[tuple[Read, ...], tuple[Values, ...], str]:
         """Records what a call has read and computed."""
         if not _PLAIN_TYPES.issuperset(map(type, tensors)):
@@ -413,14 +401,11 @@ class Recorder:
             if draw:
                 self._report.draws[number] = draw
         if call.own:
-            loss = loss_of(call, args) if call.op == "aten::ones_like" else None
+            loss = loss_of(call, args)
             if loss is not None:
                 self._set_loss(self._values_of(loss), self._calls_in(self._writers_of(loss)))
             if computes:
-                for one in values:
-                    if not one.is_finite:
-                        self._find_faults(number, reads, args, values)
-                        break
+                self._find_faults(number, reads, args, values)
         return reads, values, draw
 
     def _copies_undefined(self, facts: OpFacts, call: Call, args: Sequence[Any], of: _Open) -> bool:
@@ -447,20 +432,17 @@ class Recorder:
         if facts.is_uninitialized or facts.communicates:  # a collective writes after it has returned
             return (EMPTY,) * len(tensors)
         found = []
-        for number, tensor in enumerate(tensors):
-            memory = memories[number] if memories else None
-            if (memory is not None and memory.is_undefined) or number in facts.unwritten:
+        for number, (tensor, memory) in enumerate(zip(tensors, memories or (None,) * len(tensors), strict=True)):
+            if number in facts.unwritten or (memory is not None and memory.is_undefined):
                 found.append(EMPTY)
-            elif memory is None:
-                found.append(self._values_of(tensor))
-            else:
-                place = _place_of(tensor)
-                values = memory.values.get(place)
-                if values is None:
-                    values = self._values_of(tensor)
-                if not memory.is_compiled:
-                    memory.values[place], memory.digests[place] = values, values.digest
-                found.append(values)
+                continue
+            place = None if memory is None else _place_of(tensor)
+            values = None if memory is None or place is None else memory.values.get(place)
+            if values is None:
+                values = self._values_of(tensor)
+            if memory is not None and place is not None and not memory.is_compiled:
+                memory.values[place], memory.digests[place] = values, values.digest
+            found.append(values)
         return tuple(found)
 
     @_goes_on
@@ -489,13 +471,7 @@ class Recorder:
         self._add(of, facts_of(call.name), call, args, results)
 
     def _follow(
-        self,
-        number: int,
-        of: _Open,
-        facts: OpFacts,
-        call: Call,
-        args: Sequence[Any],
-        tensors: Sequence[torch.Tensor],
+        self, number: int, of: _Open, facts: OpFacts, call: Call, args: Sequence[Any], tensors: Sequence[torch.Tensor]
     ) -> tuple[bool, Sequence[_Memory | None]]:
         """Notes what a call has written; whether it computed anything, and memory written without a new version."""
         if of.is_compiled and call.overload.endswith("out"):
@@ -660,6 +636,8 @@ class Recorder:
     # --- inf and NaN
 
     def _find_faults(self, number: int, reads: Sequence[Read], args: Sequence[Any], values: Sequence[Values]) -> None:
+        if all(one.is_finite for one in values):
+            return
         has_nan = any(one.nans for one in values)
         before = set(self._calls_in(one for read in reads for one in read.written_by))
         causes = [self._faults[one] for one in before if one in self._faults]

@@ -126,6 +126,7 @@ def _all_finite(data: bytes) -> bool:
     return not form.unpack_from(data, offset)[0]
 
 
+@functools.cache
 def bits_of(dtype: torch.dtype) -> int:
     """Returns the bits of a projection in the sketch of a tensor of this dtype."""
     size = dtype.itemsize // (1 + dtype.is_complex)
@@ -201,13 +202,8 @@ def unpack_projections(text: str) -> torch.Tensor:
 
 def measure(elements: torch.Tensor, dtype: torch.dtype) -> bytes:
     """Returns what is counted of contiguous elements on a CPU that `readable` returned for a tensor of a dtype."""
-    bounds, bits = _counting(elements.dtype, dtype)
-    return _C.measure(elements if elements.dtype.itemsize > 1 else elements.float(), bounds, bits)
-
-
-@functools.cache
-def _counting(elements: torch.dtype, dtype: torch.dtype) -> tuple[tuple[int, ...], int]:
-    return format_of(elements).bounds, bits_of(dtype)
+    bounds = format_of(elements.dtype).bounds
+    return _C.measure(elements if elements.dtype.itemsize > 1 else elements.float(), bounds, bits_of(dtype))
 
 
 _SHARES = (
