@@ -27,6 +27,7 @@ from torch_promote.errors import OptionError
 from torch_promote.observe import places
 from torch_promote.observe.call import COMPILED_FUNCTION, Call
 from torch_promote.observe.observer import OpenCall
+from torch_promote.observe.ops import OpFacts
 from torch_promote.reading.trace import Tracer
 from torch_promote.reading.trace_report import TraceReport
 from torch_promote.recording import file as recording_file
@@ -184,7 +185,8 @@ def test_sources_have_their_numbers_if_two_threads_read_some(monkeypatch: pytest
     def begins(recorder: Recorder, call: OpenCall) -> Any:
         def measured(recorder: Recorder, tensor: torch.Tensor) -> Values:
             if not others:
-                others.append(threading.Thread(target=begun, args=(recorder, replace(call, args=[fives]))))
+                of_other = replace(call, args=[fives], read=[fives])
+                others.append(threading.Thread(target=begun, args=(recorder, of_other)))
                 others[0].start()
                 others[0].join(0.1)  # it waits for this call to have begun
             return values_of(recorder, tensor)
@@ -664,10 +666,10 @@ def test_a_call_that_cannot_be_measured_keeps_its_place(path: Path, monkeypatch:
     """The file counts calls: one that it lacked would make others read what they do not."""
     measure = Recorder._measure
 
-    def refusing(recorder: Recorder, call: Call, *args: Any) -> tuple[Values, ...]:
-        if call.op == "aten::tan":
+    def refusing(recorder: Recorder, facts: OpFacts, *args: Any) -> tuple[Values, ...]:
+        if facts.name == "aten::tan":
             raise RuntimeError("no")
-        return measure(recorder, call, *args)
+        return measure(recorder, facts, *args)
 
     monkeypatch.setattr(Recorder, "_measure", refusing)
     with tp.trace(record=path) as report:

@@ -300,10 +300,10 @@ def test_views_have_the_values_of_what_they_are_views_of(
     expected: list[list[Values]] = []
     measured, add, values_of = [0], Recorder._add, Measurer.values
 
-    def checked(self: Any, of: Any, call: Any, args: Any, tensors: Any) -> None:
+    def checked(self: Any, of: Any, facts: Any, call: Any, args: Any, tensors: Any) -> None:
         expected.append([Values.of(one) for one in tensors])
         before = measured[0]
-        add(self, of, call, args, tensors)
+        add(self, of, facts, call, args, tensors)
         measured.append(measured[0] - before)
 
     def counted(self: Any, tensor: torch.Tensor) -> Values:

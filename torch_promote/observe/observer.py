@@ -270,6 +270,7 @@ class OpenCall:
     facts: OpFacts
     args: list[Any]  # in the schema's order
     inputs: tuple[TensorInfo, ...]
+    read: list[torch.Tensor]  # these
     arguments: tuple[tuple[str, Any], ...]
     origin: Origin
     phase: Phase
@@ -403,7 +404,7 @@ class CallObserver:
         named, arguments = read_arguments(facts.arguments, args)
         tensors = [tensor for _, tensor in named]
         wrapped = is_wrapped(tensors)
-        composite = wrapped or facts.is_composite(device_of(tensors))
+        composite = wrapped or (facts.may_be_composite and facts.is_composite(device_of(tensors)))
         if isinstance(outer, CastingCall) and outer.ran_with is None and outer.wrapped == wrapped:
             part = self._begin_part(outer, facts, args, named, composite)
             if part is not None:
@@ -431,6 +432,7 @@ class CallObserver:
             facts,
             args,
             inputs,
+            tensors,
             arguments,
             origin,
             phase,
@@ -567,6 +569,9 @@ class CallObserver:
     def _pop(self, token: CallToken) -> bool:
         """Removes a token, and those of calls inside it that an error has ended."""
         tokens = self._thread.tokens
+        if tokens and tokens[-1] is token and token is not THROUGH:  # which may be there several times
+            tokens.pop()
+            return True
         if token not in tokens:
             return False
         del tokens[tokens.index(token) :]
@@ -580,28 +585,28 @@ class CallObserver:
             return
         self._ended(
             call,
-            Call(
-                op=call.facts.op_name,
-                overload=call.facts.overload,
-                module=call.origin.module,
-                phase=call.phase,
-                line=call.origin.line,
-                inputs=call.inputs,
-                ran_with=call.inputs if casting is None or casting.ran_with is None else casting.ran_with,
-                outputs=self._share(outputs),
-                casts=() if casting is None or casting.ran_with is call.inputs else tuple(self._casts(casting)),
-                policy=call.policy,
-                policy_source=call.policy_source,
-                composite=call.composite,
-                thread=threading.get_native_id(),
-                error=error,
-                autocast=call.autocast,
-                arguments=call.arguments,
-                start=call.start,
-                duration=time.time_ns() - call.start,
-                cast_time=call.cast_time if isinstance(call, CastingCall) else 0,
-                own=call.around is None,
-                fallback=call.fallback,
+            Call._of(
+                call.facts.op_name,
+                call.facts.overload,
+                call.origin.module,
+                call.phase,
+                call.origin.line,
+                call.inputs,
+                call.inputs if casting is None or casting.ran_with is None else casting.ran_with,
+                self._share(outputs),
+                () if casting is None or casting.ran_with is call.inputs else tuple(self._casts(casting)),
+                call.policy,
+                call.policy_source,
+                call.composite,
+                threading.get_native_id(),
+                error,
+                call.autocast,
+                call.arguments,
+                call.start,
+                time.time_ns() - call.start,
+                call.cast_time if isinstance(call, CastingCall) else 0,
+                call.around is None,
+                call.fallback,
             ),
             [tensor for _, tensor in outputs],
         )

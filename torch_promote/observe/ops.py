@@ -46,7 +46,13 @@ def tensor_arguments(op: torch._ops.OpOverload, args: Sequence[Any]) -> Iterator
 
 def tensors_in(values: Sequence[Any]) -> list[torch.Tensor]:
     """Returns the tensors among the arguments or the results of a call, including those in containers."""
-    return [leaf for leaf in leaves(values) if leaf is not None]
+    found: list[torch.Tensor] = []
+    for value in values:  # no generator for what most arguments are
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif type(value) not in _NO_TENSORS:
+            found += [leaf for leaf in leaves((value,)) if leaf is not None]
+    return found
 
 
 def leaves(values: Sequence[Any]) -> Iterator[torch.Tensor | None]:
@@ -124,7 +130,7 @@ def produced(facts: OpFacts, args: Sequence[Any], results: Sequence[Any]) -> Nam
     found: NamedTensors = []
     for value in results:
         if isinstance(value, torch.Tensor):  # without a generator, which would cost each call more
-            found.append((str(len(found)), value))
+            found.append((str(len(found)) if found else "0", value))
         elif value is not None:
             found.extend((str(i), tensor) for i, tensor in enumerate(tensors_in([value]), len(found)))
     return found + written(facts.unreturned, args) if facts.unreturned else found
@@ -190,7 +196,7 @@ def can_be_read(tensor: torch.Tensor) -> bool:
 
 def has_storage(tensor: torch.Tensor) -> bool:
     """Whether a tensor is strided, and its storage may be read now."""
-    return tensor.layout is torch.strided and not tensor.is_nested and can_be_read(tensor)
+    return _C.is_measurable(tensor) or (tensor.layout is torch.strided and not tensor.is_nested and can_be_read(tensor))
 
 
 _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
@@ -315,6 +321,10 @@ class OpFacts:
         self.computes: bool = not (self.communicates or self.moves_data) and bool(schema.returns or self.writes)
         # Whether it returns or writes tensors. Others ask for something, such as item() and is_pinned().
         self.has_results: bool = bool(self.writes) or any("Tensor" in str(one.type) for one in schema.returns)
+        # Whether it may call other ops instead of a kernel, each of which is dispatched.
+        self.may_be_composite: bool = torch._C._dispatch_has_kernel_for_dispatch_key(
+            self.name, "CompositeImplicitAutograd"
+        )
         self._is_composite: dict[str, bool] = {}
 
     def is_composite(self, device_type: str) -> bool:
@@ -355,6 +365,9 @@ def device_of(tensors: Iterable[torch.Tensor]) -> str:
 
 #: Above these, an argument is recorded by its digest.
 _MOST_ENTRIES, _MOST_CHARACTERS = 64, 200
+#: The types of most arguments without tensors. A check of these is faster than that of an abstract class or a union.
+_NO_TENSORS = frozenset((type(None), bool, int, float, str, torch.dtype, torch.device, torch.layout))
+_ENTRIES = frozenset((type(None), bool, int))  # of lists that are recorded as they are
 
 
 def read_arguments(names: Sequence[str], args: Sequence[Any]) -> tuple[NamedTensors, tuple[tuple[str, Any], ...]]:
@@ -362,10 +375,13 @@ def read_arguments(names: Sequence[str], args: Sequence[Any]) -> tuple[NamedTens
     tensors: list[tuple[str, torch.Tensor]] = []
     others: list[tuple[str, Any]] = []
     for name, value in zip(names, args, strict=False):
+        kind = type(value)
         if isinstance(value, torch.Tensor):
             tensors.append((name, value))
-        elif value is None or type(value) is int or type(value) is bool:
-            others.append((name, value))
+        elif kind in _NO_TENSORS:
+            others.append((name, value if kind in _ENTRIES else argument_of(value)))
+        elif kind is list and len(value) <= _MOST_ENTRIES and _ENTRIES.issuperset(map(type, value)):
+            others.append((name, tuple(value)))
         elif isinstance(value, list | tuple | Mapping):
             found = list(tensors_by_path(name, value))
             tensors.extend(found)
@@ -378,7 +394,7 @@ def read_arguments(names: Sequence[str], args: Sequence[Any]) -> tuple[NamedTens
 
 def argument_of(value: Any) -> Any:
     """Returns an argument that is no tensor as JSON has it, with tuples for lists."""
-    if value is None or isinstance(value, bool | int):
+    if value is None or isinstance(value, int):  # bool, too
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)

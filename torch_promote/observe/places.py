@@ -298,17 +298,38 @@ class _Role(NamedTuple):
     is_compiled: bool = False
 
 
-@functools.lru_cache(4096)
+#: Most roles, each of which is one object. Of plain functions, only those around them say where a call comes from.
+_PLAIN, _OF_PROGRAM, _OPTIMIZES = _Role(True, False), _Role(False, False), _Role(True, True)
+#: By the id of the function's code, whose hash would be that of all its names and constants.
+_roles: dict[int, _Role] = {}
+_codes: list[CodeType] = []  # keeps these
+_MOST_ROLES = 4096
+
+
 def role(code: CodeType) -> _Role:
-    """Returns the role of a function. That of a method of a program's own optimizer is found through its class."""
+    """Returns the role of a function, found once."""
+    found = _roles.get(id(code))
+    if found is None:
+        found = _find_role(code)
+        if len(_codes) < _MOST_ROLES:
+            _codes.append(code)  # first: another code may get the id of one that is not kept
+            _roles[id(code)] = found
+    return found
+
+
+def _find_role(code: CodeType) -> _Role:
+    """The role of a function. That of a method of a program's own optimizer is found through its class."""
     file, name = code.co_filename, code.co_name
     if _is_between(file):
         here = file.startswith(_OPTIMIZING[0]) or file.endswith(_OPTIMIZING[1:])
         optimizes = (here and name not in _SCALES_LOSS) or name == "clip_grad_norm_"  # FSDP has its own
-        return _Role(True, optimizes, file.startswith(_COMPILED))
+        found = _Role(True, optimizes, file.startswith(_COMPILED))
+        if code is _MODULE_CALL or file in (_PRINTING, _CHECKPOINT, _ENGINE, _OPTIMIZER):
+            return found
+        return next((one for one in (_PLAIN, _OPTIMIZES) if one == found), found)
     owner, _, _ = code.co_qualname.rpartition(".")
     classes = [one for one in _subclasses(Optimizer) if one.__qualname__ == owner]
-    return _Role(False, any(_code_of(vars(one).get(name)) is code for one in classes))
+    return _Role(False, True) if any(_code_of(vars(one).get(name)) is code for one in classes) else _OF_PROGRAM
 
 
 def _subclasses(cls: type[Any]) -> Iterator[type[Any]]:
@@ -363,11 +384,18 @@ def place() -> Place | None:
     line, module, in_closure, is_compiled = "", None, False, False
     while frame is not None:
         code = frame.f_code
+        runs = _roles.get(id(code))
+        if runs is _PLAIN or runs is _OPTIMIZES or (runs is _OF_PROGRAM and line):
+            if runs is _OPTIMIZES and module is None and not in_closure:
+                phase = "optimizer"
+            frame = frame.f_back
+            continue
+        if runs is None:
+            runs = role(code)
         if code is _MODULE_CALL:
             if module is None:
                 module = frame
         else:
-            runs = role(code)
             file = code.co_filename
             if runs.is_compiled and not line:
                 is_compiled, module = True, None  # a graph may be a module

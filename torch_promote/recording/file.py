@@ -18,10 +18,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import operator
 import os
 import re
 import sys
 import zlib
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -50,6 +52,7 @@ _OWN_FIELDS: dict[str, Any] = {
 }
 #: The fields that are equal in all calls of a kind, besides the records of tensors.
 _KIND_FIELDS = tuple(one.name for one in dataclasses.fields(Call) if one.name not in {*_OWN_FIELDS, "casts", *TENSORS})
+_kind_fields_of = operator.attrgetter(*_KIND_FIELDS)
 #: The number of definitions of a kind that the writer knows. A program has few modules and shapes, but ever new values.
 _MOST_KNOWN = 8192
 
@@ -74,7 +77,8 @@ class RecordingFile:
         self._compressor = zlib.compressobj(wbits=_GZIP)
         self._file: Any = None
         self._lines: list[str] = []
-        self._numbers: dict[str, dict[Any, int]] = {}
+        self._numbers: dict[str, dict[Any, int]] = defaultdict(dict)
+        self._values: dict[int, tuple[int, Values]] = {}  # by id, with their numbers
         self._next: dict[str, int] = {}
         self._kinds: dict[Any, tuple[int, Call]] = {}  # with a call that keeps the records of its tensors
         self._digests: dict[int, str] = {}  # of the calls with one result, the latest ones
@@ -87,27 +91,32 @@ class RecordingFile:
     ) -> None:
         """Adds a call."""
         started, self._started = self._started, call.start
-        digests = [one.digest for one in values]
-        if len(digests) == 1:
-            _keep(self._digests, number, digests[0])
-        self._write(
-            self._number_of_kind(call),
-            self._number("module", call.module, lambda: call.module),
-            [call.start - started, call.duration, call.cast_time, self._number("thread", call.thread, lambda: 0)],
-            self._number("arguments", call.arguments, lambda: encode(dict(call.arguments))),
-            [self._number_of_values(one) for one in values],
-            [self._read(number, one) for one in reads],
-            draw,
-            [(one.tensor, one.earlier) for one in call.casts],
-        )
+        if len(values) == 1:
+            _keep(self._digests, number, values[0].digest)
+        kind = self._number_of_kind(call)
+        module, thread = self._number("module", call.module), self._number("thread", call.thread, lambda _: 0)
+        arguments = self._number("arguments", call.arguments, lambda pairs: encode(dict(pairs)))
+        line = f"[{kind},{module},[{call.start - started},{call.duration},{call.cast_time},{thread}]"
+        numbers = ",".join([str(self._number_of_values(one)) for one in values])
+        read = ",".join([self._read(number, one) for one in reads])
+        if draw or call.casts or read:
+            line += f",{arguments},[{numbers}],[{read}]"
+            line += f",{_json(draw)}" if draw or call.casts else ""
+            line += f",{_json([(one.tensor, one.earlier) for one in call.casts])}" if call.casts else ""
+        elif numbers or arguments:
+            line += f",{arguments},[{numbers}]" if numbers else f",{arguments}"
+        self._lines.append(f"{line}]")
 
-    def _read(self, number: int, read: Read) -> list[Any]:
-        writers = [one if one < 0 else number - one for one in read.written_by]
-        known = None
-        if len(writers) == 1:
-            (writer,) = read.written_by
-            known = self._digests.get(writer) if writer >= 0 else self._source_digests.get(writer)
-        return writers if known == read.digest else [read.digest, *writers]
+    def _read(self, number: int, read: Read) -> str:
+        written_by, digest = read
+        if len(written_by) == 1:
+            (writer,) = written_by
+            if writer < 0:
+                return f"[{writer}]" if digest == self._source_digests.get(writer) else f'["{digest}",{writer}]'
+            counted = number - writer
+            return f"[{counted}]" if digest == self._digests.get(writer) else f'["{digest}",{counted}]'
+        writers = ",".join([str(one if one < 0 else number - one) for one in written_by])
+        return f'["{digest}",{writers}]' if writers else f'["{digest}"]'
 
     def add_source(self, source: Source) -> None:
         """Adds a source."""
@@ -174,33 +183,27 @@ class RecordingFile:
         data = "".join([f"{line}\n" for line in lines]).encode()
         self._file.write(self._compressor.compress(data) + self._compressor.flush(mode))
 
-    def _write(self, *line: Any) -> None:
-        end = len(line)
-        while end > 1 and line[end - 1] in ([], "", 0):
-            end -= 1
-        self._lines.append(_json(line[:end]))
-
-    def _number(self, kind: str, key: Any, data: Callable[[], Any]) -> int:
+    def _number(self, kind: str, key: Any, data: Callable[[Any], Any] = encode) -> int:
         """The number of a definition, which is written if it is new."""
-        known = self._numbers.setdefault(kind, {})
-        number = known.get(key)
+        number = self._numbers[kind].get(key)
         if number is None:
             number = self._next.get(kind, 0)
             self._next[kind] = number + 1
-            _keep(known, key, number)
-            self._lines.append(_json([kind, data()]))
+            _keep(self._numbers[kind], key, number)
+            self._lines.append(_json([kind, data(key)]))
         return number
 
     def _number_of_kind(self, call: Call) -> int:
         tensors = id(call.inputs), id(call.ran_with), id(call.outputs)  # shared records, whose hashes would take long
-        casts = [(one.argument, one.to_dtype, one.reused, one.cache, one.avoidable) for one in call.casts]
-        key = *tensors, *[getattr(call, name) for name in _KIND_FIELDS], *casts
+        key = *tensors, *_kind_fields_of(call)
+        if call.casts:
+            key += tuple([(one.argument, one.to_dtype, one.reused, one.cache, one.avoidable) for one in call.casts])
         known = self._kinds.get(key)
         if known is not None:
             return known[0]
         unnumbered = tuple(dataclasses.replace(cast, tensor=0, earlier=0) for cast in call.casts)
         kind = dataclasses.replace(call, casts=unnumbered, **_OWN_FIELDS)
-        number = self._number("kind", kind, lambda: self._kind(kind))
+        number = self._number("kind", kind, self._kind)
         _keep(self._kinds, key, (number, call))
         return number
 
@@ -210,16 +213,15 @@ class RecordingFile:
         return {name: value for name, value in data.items() if name not in _OWN_FIELDS}
 
     def _number_of_tensor(self, info: TensorInfo) -> int:
-        return self._number("tensor", info, lambda: encode(info))
+        return self._number("tensor", info)
 
     def _number_of_values(self, values: Values) -> int:
-        key = id(values)
-        known = self._numbers.setdefault("values", {}).get(key)
-        if known is not None and known[1] is values:  # type: ignore[index]
-            return known[0]  # type: ignore[index,no-any-return]
+        known = self._values.get(id(values))
+        if known is not None and known[1] is values:
+            return known[0]
         number = self._next.get("values", 0)
         self._next["values"] = number + 1
-        _keep(self._numbers["values"], key, (number, values))
+        _keep(self._values, id(values), (number, values))
         self._lines.append(_json(["values", values.to_json()]))
         return number
 
@@ -264,7 +266,14 @@ def _prefixes() -> list[str]:
     return sorted((f"{one}{os.sep}" for one in folders), key=len, reverse=True)
 
 
-_json = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
+_encoder = json.JSONEncoder(separators=(",", ":"), check_circular=False)
+_make = getattr(json.encoder, "c_make_encoder", None)  # of CPython. `encode` calls it for each text, which takes longer
+_options = None, _encoder.default, json.encoder.encode_basestring_ascii, None, ":", ",", False, False, True
+_parts_of = _make and _make(*_options)
+
+
+def _json(data: Any) -> str:
+    return "".join(_parts_of(data, 0)) if _parts_of else _encoder.encode(data)
 
 
 def write_recording(path: str | os.PathLike[str], report: Recording) -> None:

@@ -42,9 +42,10 @@ from torch import nn
 from torch.amp import GradScaler
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from torch_promote import _C
 from torch_promote.observe.call import COMPILED, COMPILED_FUNCTION, Call, TensorInfo, Unseen, infos_of, records_of
 from torch_promote.observe.observer import OpenCall
-from torch_promote.observe.ops import asks_for_infinity, facts_of, has_storage, tensors_in, written
+from torch_promote.observe.ops import OpFacts, asks_for_infinity, facts_of, has_storage, tensors_in, written
 from torch_promote.observe.places import RunningModules, frames, innermost_line, is_ours
 from torch_promote.recording.file import CALLS_TO_WRITE, RecordingFile
 from torch_promote.recording.program_state import (
@@ -83,10 +84,17 @@ class _Memory:
 
 def _place_of(tensor: torch.Tensor) -> _Place:
     """What tells the elements of a tensor in its storage, and their order."""
+    if _C.is_measurable(tensor):  # contiguous, without a bit for conjugation or negation
+        return tensor.storage_offset(), tensor.numel(), tensor.dtype, False, False
     offset = tensor.storage_offset()
     if tensor.is_contiguous():
         return offset, tensor.numel(), tensor.dtype, tensor.is_conj(), tensor.is_neg()
     return offset, tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.is_conj(), tensor.is_neg()
+
+
+_PLAIN_TYPES = frozenset((torch.Tensor, nn.Parameter))
+_UNKNOWN = Read()
+_new_read = tuple.__new__  # without a call of the function in Python that is the class's
 
 
 @dataclass(slots=True)
@@ -189,14 +197,11 @@ class Recorder:
         if facts.writes:
             tensors = [_local(one) for _, one in written(facts.writes, call.args)]  # whose versions a DTensor leaves
             found.writes = frozenset(one.untyped_storage()._cdata for one in tensors if has_storage(one))
-        tensors = tensors_in(call.args)
-        if len(tensors) != len(call.inputs):  # an argument in a container that its record leaves out
-            return
-        computes = facts.has_results and not facts.is_view
+        computes, ignored = facts.has_results and not facts.is_view, facts.ignored
         found.reads = tuple(
             [
-                self._read(tensor, info, info.name.partition("[")[0] not in facts.ignored, found, computes)
-                for tensor, info in zip(tensors, call.inputs, strict=True)
+                self._read(tensor, info, not ignored or info.name.partition("[")[0] not in ignored, found, computes)
+                for tensor, info in zip(call.read, call.inputs, strict=True)
             ]
         )
 
@@ -206,18 +211,20 @@ class Recorder:
 
     def _read(self, tensor: torch.Tensor, info: TensorInfo, counts: bool, of: _Open, computes: bool = True) -> Read:
         """Returns what is in the memory of a tensor that a call reads, and whether the call depends on it."""
-        tensor = _local(tensor)
+        if type(tensor) not in _PLAIN_TYPES:
+            tensor = _local(tensor)
         if not has_storage(tensor):
-            return Read()
+            return _UNKNOWN
         storage = tensor.untyped_storage()
-        memory, version, place = self._memory.get(storage._cdata), _version_of(tensor), _place_of(tensor)
+        key = storage._cdata
+        memory, version, place = self._memory.get(key), _version_of(tensor), _place_of(tensor)
         step = len(self._steps)
         before: tuple[int, ...] = ()
         if memory is not None and memory.version == version:
             before = memory.written_by
             if not counts or memory.is_undefined:
                 return Read(before)
-            kind = self._kind_of(tensor, storage._cdata)
+            kind = self._kind_of(tensor, key)
             known = None if memory.is_compiled else memory.digests.get(place)
             found = known
             # What NumPy or another process may share is not resizable.
@@ -230,9 +237,9 @@ class Recorder:
                 memory.digests[place] = found
                 if computes:
                     memory.step = step
-                return Read(before, found)
+                return _new_read(Read, (before, found))
         elif not counts:
-            return Read()
+            return _UNKNOWN
         kind, name = self._name_of(tensor)
         values = self._values_of(tensor)
         if memory is not None and not name and memory.digests.get(place) == values.digest:
@@ -283,7 +290,8 @@ class Recorder:
     def _kind_of(self, tensor: torch.Tensor, key: int) -> _Kind | None:
         """What a named tensor is, or the tensor that has its storage."""
         known = self._named(tensor, key)
-        return known[1] if known is not None else "parameter" if isinstance(tensor, nn.Parameter) else None
+        is_parameter = type(tensor) is not torch.Tensor and isinstance(tensor, nn.Parameter)  # which runs Python code
+        return known[1] if known is not None else "parameter" if is_parameter else None
 
     def _name_of(self, tensor: torch.Tensor) -> tuple[_Kind, str]:
         """What a tensor is, and its name. The models are searched once a step, and when another module has run."""
@@ -345,43 +353,47 @@ class Recorder:
     def ended(self, of: OpenCall, call: Call | None, results: list[torch.Tensor]) -> None:
         """Called after a call. It is added here and to the report."""
         if call is not None:
-            self._add(of.mine, call, of.args, results)
+            self._add(of.mine, of.facts, call, of.args, results)
 
     @_goes_on
-    def _add(self, of: _Open, call: Call, args: Sequence[Any], tensors: Sequence[torch.Tensor]) -> None:
+    def _add(self, of: _Open, facts: OpFacts, call: Call, args: Sequence[Any], tensors: Sequence[torch.Tensor]) -> None:
         number = self._report.add(call)
         self._calls = number + 1
-        # Also if this fails: the number of a call in the file is its place there.
-        reads, values, draw = self._record(number, of, call, args, tensors) or ((), (), "")
+        found: tuple[tuple[Read, ...], tuple[Values, ...], str] = (), (), ""
+        try:
+            found = self._record(number, of, facts, call, args, tensors)
+        except Exception as error:  # the number of a call in the file is its place there
+            self._fail("_record", error)
         if self._file is not None:
-            self._file.add(number, call, reads, values, draw)
+            self._file.add(number, call, *found)
         if number % CALLS_TO_WRITE == CALLS_TO_WRITE - 1:
             self._flush()
 
-    @_goes_on
     def _record(
-        self, number: int, of: _Open, call: Call, args: Sequence[Any], tensors: Sequence[torch.Tensor]
+        self, number: int, of: _Open, facts: OpFacts, call: Call, args: Sequence[Any], tensors: Sequence[torch.Tensor]
     ) -> tuple[tuple[Read, ...], tuple[Values, ...], str]:
         """Records what a call has read and computed."""
-        tensors = [_local(one) for one in tensors]
+        if not _PLAIN_TYPES.issuperset(map(type, tensors)):
+            tensors = [_local(one) for one in tensors]
         reads: tuple[Read, ...] = ()
         draw, computes, copies_undefined = "", False, False
         memories: Sequence[_Memory | None] = ()
         if call.own:
             reads, draw = of.reads, of.draw
-            computes, memories = self._follow(number, of, call, args, tensors)
+            computes, memories = self._follow(number, of, facts, call, args, tensors)
         else:
-            unwritten = facts_of(call.name).unwritten  # such as the workspace of an LSTM, which its backward reads
-            copies_undefined = self._copies_undefined(call, args, of)
+            copies_undefined = self._copies_undefined(facts, call, args, of)
             for place, tensor in enumerate(tensors):
                 if has_storage(tensor):
                     reference = StorageWeakRef(tensor.untyped_storage())
-                    is_undefined = copies_undefined or place in unwritten
+                    # Such as the workspace of an LSTM, which its backward reads.
+                    is_undefined = copies_undefined or place in facts.unwritten
                     of.inside[reference.cdata] = reference, _version_of(tensor), is_undefined
         values: tuple[Values, ...] = ()
-        if self._is_kept or computes:
-            values = (EMPTY,) * len(tensors) if copies_undefined else self._measure(call, tensors, memories)
-        if self._is_kept:
+        is_kept = self._is_kept
+        if is_kept or computes:
+            values = (EMPTY,) * len(tensors) if copies_undefined else self._measure(facts, tensors, memories)
+        if is_kept:
             if values:
                 self._report.values[number] = values
             if reads:
@@ -396,9 +408,8 @@ class Recorder:
                 self._find_faults(number, reads, args, values)
         return reads, values, draw
 
-    def _copies_undefined(self, call: Call, args: Sequence[Any], of: _Open) -> bool:
+    def _copies_undefined(self, facts: OpFacts, call: Call, args: Sequence[Any], of: _Open) -> bool:
         """Whether a call copies memory that none has written."""
-        facts = facts_of(call.name)
         if not (facts.is_copy or facts.keeps_elements):
             return False
         for tensor in filter(has_storage, map(_local, tensors_in(args[-2:] if facts.is_copy else args[:1]))):
@@ -415,10 +426,9 @@ class Recorder:
         return False
 
     def _measure(
-        self, call: Call, tensors: Sequence[torch.Tensor], memories: Sequence[_Memory | None]
+        self, facts: OpFacts, tensors: Sequence[torch.Tensor], memories: Sequence[_Memory | None]
     ) -> tuple[Values, ...]:
         """The values of what a call has computed or returned."""
-        facts = facts_of(call.name)
         if facts.is_uninitialized or facts.communicates:  # a collective writes after it has returned
             return (EMPTY,) * len(tensors)
         found = []
@@ -458,10 +468,10 @@ class Recorder:
         call = Call(
             COMPILED_FUNCTION, "", path, "forward", line, inputs, inputs, _infos_of(results), (), None, "", True, here
         )
-        self._add(of, call, args, results)
+        self._add(of, facts_of(call.name), call, args, results)
 
     def _follow(
-        self, number: int, of: _Open, call: Call, args: Sequence[Any], tensors: Sequence[torch.Tensor]
+        self, number: int, of: _Open, facts: OpFacts, call: Call, args: Sequence[Any], tensors: Sequence[torch.Tensor]
     ) -> tuple[bool, Sequence[_Memory | None]]:
         """Notes what a call has written; whether it computed anything, and memory written without a new version."""
         if of.is_compiled and call.overload.endswith("out"):
@@ -477,7 +487,7 @@ class Recorder:
                     self._memory[storage._cdata] = _Memory(reference, (number,), version, is_compiled=True)
             return False, ()
         memories: list[_Memory | None] = []
-        uninitialized = facts_of(call.name).is_uninitialized or self._copies_undefined(call, args, of)
+        uninitialized = facts.is_uninitialized or self._copies_undefined(facts, call, args, of)
         wrote = False
         for tensor in tensors:
             if not has_storage(tensor):
@@ -666,7 +676,7 @@ def loss_of(call: Call, args: Sequence[Any]) -> torch.Tensor | None:
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
     """The part of a DTensor that this process has; another tensor itself."""
-    if type(tensor) is torch.Tensor or type(tensor) is nn.Parameter:
+    if type(tensor) in _PLAIN_TYPES:
         return tensor
     local = getattr(tensor, "_local_tensor", None)
     return local if isinstance(local, torch.Tensor) else tensor

@@ -126,6 +126,7 @@ def _all_finite(data: bytes) -> bool:
     return not form.unpack_from(data, offset)[0]
 
 
+@functools.cache
 def bits_of(dtype: torch.dtype) -> int:
     """Returns the bits of a projection in the sketch of a tensor of this dtype."""
     size = dtype.itemsize // (1 + dtype.is_complex)
@@ -535,7 +536,7 @@ class Measurer:
 
     def values(self, tensor: torch.Tensor) -> Values:
         """Returns what is known of a tensor's values; `EMPTY` if it cannot be read."""
-        elements = self._elements(tensor)
+        elements = tensor if _C.is_measurable(tensor) else self._elements(tensor)
         if elements is None:
             return EMPTY
         size = elements.numel()
