@@ -425,8 +425,13 @@ def is_weight(tensor: torch.Tensor) -> bool:
     return isinstance(owner, torch.nn.Parameter) or (owner.is_leaf and owner.requires_grad)
 
 
+_INT = frozenset((int,))
+
+
 def hints(sizes: Sequence[Any]) -> tuple[int, ...]:
     """Sizes as numbers: of a symbolic one, which has no hash, that of the tensor that is traced; -1 if it has none."""
+    if _INT.issuperset(map(type, sizes)):
+        return tuple(sizes)
     found = (one if type(one) is int else getattr(one.node, "hint", None) for one in sizes)
     return tuple(one if isinstance(one, int) else -1 for one in found)
 
