@@ -269,6 +269,43 @@ def test_parts_that_the_other_program_cuts_in_another_way_are_told() -> None:
     assert "but not the part and order of them that is read here." in found.answer
 
 
+def test_the_error_of_the_first_difference_is_that_of_its_own_call() -> None:
+    torch.manual_seed(0)
+    table, weight, ids = 0.1 * torch.randn(50, D), torch.randn(D, D), torch.randint(0, 50, (2, T))
+
+    def normed(x: Tensor, eps: float) -> Tensor:
+        y = x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + eps)
+        return y.type_as(x)  # a view of y, not of x
+
+    def program(scale: bool, eps: float) -> Callable[[Tensor], Tensor]:
+        def run(ids: Tensor) -> Tensor:
+            x = F.embedding(ids, table)
+            return normed(x * D**0.5 if scale else x, eps) @ weight
+
+        return run
+
+    found = compared(program(True, 1e-6), program(False, 1e-6), ids)
+    first = found.first
+    assert first is not None
+    assert first.a is not None
+    assert first.b is not None
+    assert first.relative_l2 is not None
+    # The norm takes away most of the scale that B lacks: the norms of both are near, and are no counterpart of `mul`.
+    assert (first.a.op, first.b.op) == ("aten::mul", "aten::pow")
+    assert first.relative_l2 > 0.5
+    assert "the first call of B without one: pow in (model)" in found.answer
+    assert "It reads the result of embedding in (model)" in found.answer
+    assert "where pow in (model)" in found.answer
+    assert "reads that of mul." in found.answer
+    found = compared(program(True, 1e-6), program(True, 1e-2), ids)  # a call that is near by its own values
+    assert found.first is not None
+    assert found.first.a is not None
+    assert found.first.b is not None
+    assert (found.first.a.op, found.first.b.op) == ("aten::rsqrt", "aten::rsqrt")
+    assert "nearest: rsqrt in" in found.answer
+    assert "It reads" not in found.answer
+
+
 LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "transposed": lambda x: x.transpose(1, 2).contiguous().sin().transpose(1, 2),
     "NHWC": lambda x: x.movedim(1, -1).contiguous().sin(),

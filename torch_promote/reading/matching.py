@@ -52,7 +52,7 @@ from torch_promote.report.codec import encode
 
 if TYPE_CHECKING:
     from torch_promote.observe.call import Call
-    from torch_promote.recording.recording import Recording, Source
+    from torch_promote.recording.recording import Read, Recording, Source
     from torch_promote.recording.values import Values
 
 #: The relative L2 error up to which results are a pair, by the dtype of most products, for a forward of at most so many
@@ -130,6 +130,7 @@ class _Miss(NamedTuple):
     calls: tuple[int | None, int | None]
     error: float | None
     text: str = _NO_COUNTERPART
+    is_near: bool = False  # whether B has no nearer call, and A none that is nearer to that
 
 
 class _Pair(NamedTuple):
@@ -179,11 +180,15 @@ class _Side:
         self.paired: set[str] = set()  # the digests of what has a counterpart
 
     def _writers(self, i: int) -> list[int]:
-        """What has written the memory that a call reads, without memory that it overwrites."""
-        reads = zip(self.call(i).inputs, self.run.reads(i), strict=False)
+        """What has written the memory that a call reads."""
+        return list(dict.fromkeys(itertools.chain(*(read.written_by for read in self.reads(i)))))
+
+    def reads(self, i: int) -> list[Read]:
+        """What a call reads, without memory that it overwrites, and tensors whose shape or dtype alone a view takes."""
+        names = [info.name.partition("[")[0] for info in self.call(i).inputs]
         ignored = facts_of(self.call(i).name).ignored
-        known = [read.written_by for info, read in reads if info.name.partition("[")[0] not in ignored]
-        return list(dict.fromkeys(itertools.chain(*known)))
+        own = set(names[:1] if self.run.is_transparent(i) else names) - ignored
+        return [read for name, read in zip(names, self.run.reads(i), strict=False) if name in own]
 
     def _leave_out_preparations(self) -> None:
         """Leaves out calls that nothing of the model is computed from, such as initial weights that are overwritten."""
@@ -233,7 +238,7 @@ class _Side:
         return f"{call.op.removeprefix('aten::')} in {module_name(call.module)}{phase}{line}"
 
     def digests_read(self, i: int) -> set[str]:
-        return {read.digest for read in self.run.reads(i)}
+        return {read.digest for read in self.reads(i)}
 
     def pairs_of(self, call: int) -> list[_Pair]:
         """The pairs of a call's results, or of a source."""
@@ -851,16 +856,20 @@ class _Answer:
         if hidden is not None:
             return hidden
         error = None if first is None or partner is None else self.pairing.error_between(first, partner)
-        found = []
-        for (rank, i), (other_rank, j) in itertools.product(*(enumerate(known[:_REACH]) for known in wrong)):
-            off = None if rank and other_rank else self.pairing.error_between(i, j)
+        known: list[tuple[float, float, int, int]] = []
+        for (rank, i), (other_rank, j) in itertools.product(*(enumerate(calls[:_REACH]) for calls in wrong)):
+            off = self.pairing.error_between(i, j)
             is_joined = (rank and self.one.joins(i)) or (other_rank and self.other.joins(j))
             if off is not None and off < (_MOST_OF_JOINED if is_joined else _MOST_OF_NEAR):
                 score = rank + other_rank + _CALLS_OF_A_DECADE * math.log10(max(off, _SMALLEST))
-                found.append((score, off, i, j))
+                known.append((score, off, i, j))
+        known.sort(reverse=True)
+        ones, others = {pair[2]: pair for pair in known}, {pair[3]: pair for pair in known}  # the nearest of each call
+        nearest = [pair for pair in ones.values() if others[pair[3]] == pair]
+        found = [pair for pair in nearest if first == pair[2] or partner == pair[3]]
         _, error, first, partner = min(found, default=(0.0, error, first, partner))
         self.skipped = wrong[0][: wrong[0].index(first)] if first in wrong[0] else []
-        return _Miss((first, partner), error)
+        return _Miss((first, partner), error, is_near=bool(found))
 
     def _hidden(self, end: int | None) -> _Miss | None:
         """The same op on the same inputs with another result, before a call; what reads it may hide the difference."""
@@ -877,7 +886,7 @@ class _Answer:
                     is_alike = inputs.issuperset(other.behind(j) - other.moves)
                     error = self.pairing.error_between(i, j) if is_alike else None
                     if error is not None and self.pairing.tolerance < error < _MOST_OF_NEAR:
-                        return _Miss((i, j), error, "the same op on the same inputs, with another result")
+                        return _Miss((i, j), error, "the same op on the same inputs, with another result", True)
         return None
 
     def _near(self, first: _Miss | None) -> list[_Miss]:
@@ -926,7 +935,7 @@ class _Answer:
     def _sentence(self, first: _Miss | None, near: Sequence[_Miss], share: str) -> str:
         within = f"within {spell_number(self.pairing.tolerance)} (relative L2)"
         if first is not None:
-            return f"{self._until(first)}{self._described(first)}{self._more(first)} {share}"
+            return f"{self._until(first)}{self._described(first)}{self._passed_by(first)}{self._more(first)} {share}"
         if self.wrong_ends:
             return f"The outputs differ: {self.wrong_ends[-1]} {share}"
         if near:
@@ -944,6 +953,20 @@ class _Answer:
         if first.calls[0] is None or not known:
             return ""
         return f"The port (B) computes what the reference (A) computes up to {side.place(known[-1])}. "
+
+    def _passed_by(self, first: _Miss) -> str:
+        """That B's call reads what A's first reads, where in A the same op reads that call's result; "" if not so."""
+        side, other, (i, j) = self.one, self.other, first.calls
+        if i is None or j is None or first.is_near:
+            return ""
+        ends = [[end.ends[0].call for end in other.pairs_of(k) if end.is_same_order] for k in other.behind(j)]
+        same = {*side.behind(i)}.intersection(itertools.chain(*ends))
+        readers = (k for k in side.computing if i in side.behind(k) and side.call(k).op == other.call(j).op)
+        reader = next(readers, None)
+        if reader is None or not same or not all(map(same.intersection, ends)):
+            return ""
+        read, op = side.place(max(same)), side.call(i).op.removeprefix("aten::")
+        return f" It reads the result of {read}, where {side.place(reader)} reads that of {op}."
 
     def _more(self, first: _Miss) -> str:
         """What else has no counterpart: calls before the first difference, or what it reads of a result with one."""
@@ -970,8 +993,7 @@ class _Answer:
             return f"In {one} (B: {other}), {first.text}: {spell_number(first.error)}."
         if other is None:
             return f"{one} has no counterpart."
-        is_near = first.error is not None and first.error < _MOST_OF_JOINED
-        what = "nearest" if is_near else "the first call of B without one"
+        what = "nearest" if first.is_near else "the first call of B without one"
         off = "" if first.error is None else f", off by {spell_number(first.error)} (relative L2)"
         return f"{one} has no counterpart; {what}: {other}{off}."
 
