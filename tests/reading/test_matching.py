@@ -306,6 +306,33 @@ def test_the_error_of_the_first_difference_is_that_of_its_own_call() -> None:
     assert "It reads" not in found.answer
 
 
+PICKS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "index": lambda table, ids: table[ids],
+    "index_select": lambda table, ids: table.index_select(0, ids),
+    "gather": lambda table, ids: table.gather(0, ids[:, None].expand(-1, table.shape[1])),
+    "take": lambda table, ids: table.take(ids[:, None] * table.shape[1] + torch.arange(table.shape[1])),
+}
+
+
+@pytest.mark.parametrize("pick", PICKS)
+def test_a_call_that_picks_rows_is_compared_as_an_embedding_is(pick: str) -> None:
+    torch.manual_seed(0)
+    table, x, ids = nn.Parameter(torch.randn(9, D)), torch.randn(T, D), torch.randint(0, 9, (T,))
+
+    def program(pick: Callable[[Tensor, Tensor], Tensor], off: int) -> Callable[[Tensor], Tensor]:
+        return lambda x: (pick(table, (ids + off) % 9) + x.sin() @ x.cos().t() @ x).tanh()
+
+    one = program(lambda table, ids: F.embedding(ids, table), 0)
+    assert compared(one, program(PICKS[pick], 0), x).outputs_match
+    for found in (compared(one, program(PICKS[pick], 1), x), compared(program(PICKS[pick], 1), one, x)):
+        assert found.first is not None
+        assert found.first.a is not None
+        assert found.first.b is not None
+        assert {found.first.a.op, found.first.b.op} == {"aten::embedding", f"aten::{pick}"}
+        assert found.first.relative_l2 is not None
+        assert found.first.relative_l2 > 0.5
+
+
 LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "transposed": lambda x: x.transpose(1, 2).contiguous().sin().transpose(1, 2),
     "NHWC": lambda x: x.movedim(1, -1).contiguous().sin(),

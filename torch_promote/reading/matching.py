@@ -61,11 +61,12 @@ _TOLERANCES = {torch.float64: 1e-11, torch.float32: 1.2e-5, torch.float16: 1e-2,
 _MOST_CALLS, _LARGEST_TOLERANCE = 100, 0.1
 #: Ops that autocast runs in lower precision.
 _PRODUCT = re.compile("linear|mm|matmul|conv|attention|einsum|lstm|gru|rnn|dot")
-#: Ops that move elements, besides views and conversions.
+#: Ops that move elements, besides views and conversions, and those that pick some: of weights, an embedding does that.
 _MOVING = re.compile(
     "aten::(cat|concat|concatenate|hstack|vstack|stack|repeat|repeat_interleave|tile|pad|constant_pad_nd|roll|flip|"
-    "index|index_select|gather|clone|contiguous|reshape|copy_)$"
+    "clone|contiguous|reshape|copy_)$"
 )
+_PICKING = re.compile("aten::(index|index_select|gather)$")
 #: The error from which two results are not nearly the same.
 _MOST_OF_NEAR = 0.5
 #: The same for a call that joins results without a counterpart.
@@ -150,7 +151,9 @@ class _Side:
         # The calls that only move elements, and the sources.
         self.moves: set[int] = returns.union(range(-len(run.sources), 0))
         for i, call in enumerate(run.calls):
-            if run.is_transparent(i) or _MOVING.match(call.op) or facts_of(call.name).is_view:
+            picked = itertools.chain(*(read.written_by for read in self.reads(i)[:1]))
+            picks = _PICKING.match(call.op) and max(picked, default=0) >= 0
+            if run.is_transparent(i) or picks or _MOVING.match(call.op) or facts_of(call.name).is_view:
                 self.moves.add(i)
         self.writers: dict[int, list[int]] = {i: self._writers(i) for i in self.own}
         self.readers: dict[int, list[int]] = defaultdict(list)
