@@ -353,6 +353,48 @@ def test_results_in_another_layout_are_paired_and_marked(layout: str) -> None:
     assert not wrong.outputs_match
 
 
+SHUFFLES: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
+    "cat": (
+        lambda x: torch.cat([x.cos(), x.sin()], -1),
+        lambda x: torch.cat([x.sin(), x.cos()], -1),
+    ),
+    "repeat": (
+        lambda x: x.exp().view(2, 1, 4, 12).expand(2, 2, 4, 12).reshape(4, 4, 12).transpose(1, 2),
+        lambda x: x.exp().view(2, 4, 12).repeat(2, 1, 1).transpose(1, 2),
+    ),
+}
+
+
+@pytest.mark.parametrize("how", SHUFFLES)
+def test_inputs_in_another_order_are_no_right_inputs(how: str) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(8, 12)
+    weight = torch.randn(SHUFFLES[how][0](x).shape[-1], 16)
+    programs = [lambda x, shuffle=shuffle: (shuffle(x) @ weight).tanh() for shuffle in SHUFFLES[how]]
+    found = compared(*programs, x)
+    assert found.first is not None
+    assert found.first.a is not None
+    assert (found.first.a.op, found.first.text) == ("aten::matmul", "no counterpart, input reordered")
+    made = {"cat": ("cat", "cat"), "repeat": ("reshape", "repeat")}[how]
+    assert f" A reads the result of {made[0]} in (model)" in found.answer
+    assert f", B the same numbers in another order, from {made[1]} in (model)" in found.answer
+
+
+def test_a_transpose_that_one_program_alone_reads_is_no_other_order() -> None:
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, H, T, 8) for _ in range(3))
+
+    def by_hand(q: Tensor) -> Tensor:
+        return (q.sin() @ k.exp().transpose(-1, -2) * 8**-0.5).softmax(-1) @ v.exp()
+
+    for scale in (None, 0.5):
+        found = compared(
+            by_hand, lambda q, scale=scale: F.scaled_dot_product_attention(q.sin(), k.exp(), v.exp(), scale=scale), q
+        )
+        assert found.outputs_match == (scale is None)
+        assert scale is None or (found.first is not None and "on right inputs" in found.first.text)
+
+
 def test_rows_in_another_order_are_paired() -> None:
     one, other = nn.Linear(D, D), nn.Linear(D, D)
     order = torch.arange(D).view(2, -1).t().flatten()  # as of a rotary embedding of another convention
