@@ -269,6 +269,70 @@ def test_parts_that_the_other_program_cuts_in_another_way_are_told() -> None:
     assert "but not the part and order of them that is read here." in found.answer
 
 
+def test_the_error_of_the_first_difference_is_that_of_its_own_call() -> None:
+    torch.manual_seed(0)
+    table, weight, ids = 0.1 * torch.randn(50, D), torch.randn(D, D), torch.randint(0, 50, (2, T))
+
+    def normed(x: Tensor, eps: float) -> Tensor:
+        y = x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + eps)
+        return y.type_as(x)  # a view of y, not of x
+
+    def program(scale: bool, eps: float) -> Callable[[Tensor], Tensor]:
+        def run(ids: Tensor) -> Tensor:
+            x = F.embedding(ids, table)
+            return normed(x * D**0.5 if scale else x, eps) @ weight
+
+        return run
+
+    found = compared(program(True, 1e-6), program(False, 1e-6), ids)
+    first = found.first
+    assert first is not None
+    assert first.a is not None
+    assert first.b is not None
+    assert first.relative_l2 is not None
+    # The norm takes away most of the scale that B lacks: the norms of both are near, and are no counterpart of `mul`.
+    assert (first.a.op, first.b.op) == ("aten::mul", "aten::pow")
+    assert first.relative_l2 > 0.5
+    assert "the first call of B without one: pow in (model)" in found.answer
+    assert "It reads the result of embedding in (model)" in found.answer
+    assert "where pow in (model)" in found.answer
+    assert "reads that of mul." in found.answer
+    found = compared(program(True, 1e-6), program(True, 1e-2), ids)  # a call that is near by its own values
+    assert found.first is not None
+    assert found.first.a is not None
+    assert found.first.b is not None
+    assert (found.first.a.op, found.first.b.op) == ("aten::rsqrt", "aten::rsqrt")
+    assert "nearest: rsqrt in" in found.answer
+    assert "It reads" not in found.answer
+
+
+PICKS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "index": lambda table, ids: table[ids],
+    "index_select": lambda table, ids: table.index_select(0, ids),
+    "gather": lambda table, ids: table.gather(0, ids[:, None].expand(-1, table.shape[1])),
+    "take": lambda table, ids: table.take(ids[:, None] * table.shape[1] + torch.arange(table.shape[1])),
+}
+
+
+@pytest.mark.parametrize("pick", PICKS)
+def test_a_call_that_picks_rows_is_compared_as_an_embedding_is(pick: str) -> None:
+    torch.manual_seed(0)
+    table, x, ids = nn.Parameter(torch.randn(9, D)), torch.randn(T, D), torch.randint(0, 9, (T,))
+
+    def program(pick: Callable[[Tensor, Tensor], Tensor], off: int) -> Callable[[Tensor], Tensor]:
+        return lambda x: (pick(table, (ids + off) % 9) + x.sin() @ x.cos().t() @ x).tanh()
+
+    one = program(lambda table, ids: F.embedding(ids, table), 0)
+    assert compared(one, program(PICKS[pick], 0), x).outputs_match
+    for found in (compared(one, program(PICKS[pick], 1), x), compared(program(PICKS[pick], 1), one, x)):
+        assert found.first is not None
+        assert found.first.a is not None
+        assert found.first.b is not None
+        assert {found.first.a.op, found.first.b.op} == {"aten::embedding", f"aten::{pick}"}
+        assert found.first.relative_l2 is not None
+        assert found.first.relative_l2 > 0.5
+
+
 LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "transposed": lambda x: x.transpose(1, 2).contiguous().sin().transpose(1, 2),
     "NHWC": lambda x: x.movedim(1, -1).contiguous().sin(),
@@ -287,6 +351,48 @@ def test_results_in_another_layout_are_paired_and_marked(layout: str) -> None:
         assert "in another order" in str(found)
     wrong = compared(torch.sin, lambda x: LAYOUTS[layout](x * 1.001), x)
     assert not wrong.outputs_match
+
+
+SHUFFLES: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
+    "cat": (
+        lambda x: torch.cat([x.cos(), x.sin()], -1),
+        lambda x: torch.cat([x.sin(), x.cos()], -1),
+    ),
+    "repeat": (
+        lambda x: x.exp().view(2, 1, 4, 12).expand(2, 2, 4, 12).reshape(4, 4, 12).transpose(1, 2),
+        lambda x: x.exp().view(2, 4, 12).repeat(2, 1, 1).transpose(1, 2),
+    ),
+}
+
+
+@pytest.mark.parametrize("how", SHUFFLES)
+def test_inputs_in_another_order_are_no_right_inputs(how: str) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(8, 12)
+    weight = torch.randn(SHUFFLES[how][0](x).shape[-1], 16)
+    programs = [lambda x, shuffle=shuffle: (shuffle(x) @ weight).tanh() for shuffle in SHUFFLES[how]]
+    found = compared(*programs, x)
+    assert found.first is not None
+    assert found.first.a is not None
+    assert (found.first.a.op, found.first.text) == ("aten::matmul", "no counterpart, input reordered")
+    made = {"cat": ("cat", "cat"), "repeat": ("reshape", "repeat")}[how]
+    assert f" A reads the result of {made[0]} in (model)" in found.answer
+    assert f", B the same numbers in another order, from {made[1]} in (model)" in found.answer
+
+
+def test_a_transpose_that_one_program_alone_reads_is_no_other_order() -> None:
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, H, T, 8) for _ in range(3))
+
+    def by_hand(q: Tensor) -> Tensor:
+        return (q.sin() @ k.exp().transpose(-1, -2) * 8**-0.5).softmax(-1) @ v.exp()
+
+    for scale in (None, 0.5):
+        found = compared(
+            by_hand, lambda q, scale=scale: F.scaled_dot_product_attention(q.sin(), k.exp(), v.exp(), scale=scale), q
+        )
+        assert found.outputs_match == (scale is None)
+        assert scale is None or (found.first is not None and "on right inputs" in found.first.text)
 
 
 def test_rows_in_another_order_are_paired() -> None:

@@ -52,7 +52,7 @@ from torch_promote.report.codec import encode
 
 if TYPE_CHECKING:
     from torch_promote.observe.call import Call
-    from torch_promote.recording.recording import Recording, Source
+    from torch_promote.recording.recording import Read, Recording, Source
     from torch_promote.recording.values import Values
 
 #: The relative L2 error up to which results are a pair, by the dtype of most products, for a forward of at most so many
@@ -61,11 +61,12 @@ _TOLERANCES = {torch.float64: 1e-11, torch.float32: 1.2e-5, torch.float16: 1e-2,
 _MOST_CALLS, _LARGEST_TOLERANCE = 100, 0.1
 #: Ops that autocast runs in lower precision.
 _PRODUCT = re.compile("linear|mm|matmul|conv|attention|einsum|lstm|gru|rnn|dot")
-#: Ops that move elements, besides views and conversions.
+#: Ops that move elements, besides views and conversions, and those that pick some: of weights, an embedding does that.
 _MOVING = re.compile(
     "aten::(cat|concat|concatenate|hstack|vstack|stack|repeat|repeat_interleave|tile|pad|constant_pad_nd|roll|flip|"
-    "index|index_select|gather|clone|contiguous|reshape|copy_)$"
+    "clone|contiguous|reshape|copy_)$"
 )
+_PICKING = re.compile("aten::(index|index_select|gather)$")
 #: The error from which two results are not nearly the same.
 _MOST_OF_NEAR = 0.5
 #: The same for a call that joins results without a counterpart.
@@ -87,7 +88,7 @@ _WEIGHT_ROUNDS, _LEAST_ROUNDED, _MOST_SINGLE = 2e-5, 8, 4096
 _SMALL_GRADIENT = 3e-2
 #: The calls of a program on the page.
 _MOST_SHOWN = 300
-_BEGIN_TO_EXCEED, _NO_COUNTERPART = "errors begin to exceed rounding", "no counterpart, on right inputs"
+_BEGIN_TO_EXCEED, _NO_COUNTERPART = "errors begin to exceed rounding", "no counterpart"
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +131,8 @@ class _Miss(NamedTuple):
     calls: tuple[int | None, int | None]
     error: float | None
     text: str = _NO_COUNTERPART
+    is_near: bool = False  # whether B has no nearer call, and A none that is nearer to that
+    more: str = ""  # what B reads instead, as a sentence
 
 
 class _Pair(NamedTuple):
@@ -149,7 +152,9 @@ class _Side:
         # The calls that only move elements, and the sources.
         self.moves: set[int] = returns.union(range(-len(run.sources), 0))
         for i, call in enumerate(run.calls):
-            if run.is_transparent(i) or _MOVING.match(call.op) or facts_of(call.name).is_view:
+            picked = itertools.chain(*(read.written_by for read in self.reads(i)[:1]))
+            picks = _PICKING.match(call.op) and max(picked, default=0) >= 0
+            if run.is_transparent(i) or picks or _MOVING.match(call.op) or facts_of(call.name).is_view:
                 self.moves.add(i)
         self.writers: dict[int, list[int]] = {i: self._writers(i) for i in self.own}
         self.readers: dict[int, list[int]] = defaultdict(list)
@@ -179,11 +184,15 @@ class _Side:
         self.paired: set[str] = set()  # the digests of what has a counterpart
 
     def _writers(self, i: int) -> list[int]:
-        """What has written the memory that a call reads, without memory that it overwrites."""
-        reads = zip(self.call(i).inputs, self.run.reads(i), strict=False)
+        """What has written the memory that a call reads."""
+        return list(dict.fromkeys(itertools.chain(*(read.written_by for read in self.reads(i)))))
+
+    def reads(self, i: int) -> list[Read]:
+        """What a call reads, without memory that it overwrites, and tensors whose shape or dtype alone a view takes."""
+        names = [info.name.partition("[")[0] for info in self.call(i).inputs]
         ignored = facts_of(self.call(i).name).ignored
-        known = [read.written_by for info, read in reads if info.name.partition("[")[0] not in ignored]
-        return list(dict.fromkeys(itertools.chain(*known)))
+        own = set(names[:1] if self.run.is_transparent(i) else names) - ignored
+        return [read for name, read in zip(names, self.run.reads(i), strict=False) if name in own]
 
     def _leave_out_preparations(self) -> None:
         """Leaves out calls that nothing of the model is computed from, such as initial weights that are overwritten."""
@@ -213,9 +222,7 @@ class _Side:
                 found[result.values.digest + (f" {op}" if _is_constant(result.values) else "")].append(result)
         for one in found.values():
             # Complex numbers have the bits of their real view, which has counts. A view may be a call of the other run.
-            one.sort(
-                key=lambda result: (not result.values.count, result.call in self.moves, result.call < 0, result.call)
-            )
+            one.sort(key=lambda end: (not end.values.count, end.call in self.moves, end.call < 0, end.call))
         return found
 
     def call(self, number: int) -> Call:
@@ -233,12 +240,23 @@ class _Side:
         return f"{call.op.removeprefix('aten::')} in {module_name(call.module)}{phase}{line}"
 
     def digests_read(self, i: int) -> set[str]:
-        return {read.digest for read in self.run.reads(i)}
+        return {read.digest for read in self.reads(i)}
 
     def pairs_of(self, call: int) -> list[_Pair]:
         """The pairs of a call's results, or of a source."""
         places = range(len(self.run.values(call)) if call >= 0 else 1)
         return [self.pairs[call, place] for place in places if (call, place) in self.pairs]
+
+    def in_order(self, digest: str) -> set[tuple[int, int]]:
+        """The calls of A and of B that computed, in the same order, what has a digest."""
+        pairs = [self.pairs.get((end.call, end.place)) for end in self.classes.get(digest, ())]
+        return {(pair.ends[0].call, pair.ends[1].call) for pair in pairs if pair is not None and pair.is_same_order}
+
+    def read_from_others(self, calls: Sequence[int]) -> dict[str, int]:
+        """What calls read, but for weights and constants: by digest, who wrote it."""
+        reads = [read for read in itertools.chain(*map(self.reads, calls)) if read.digest in self.classes]
+        found = [(read.digest, max(read.written_by)) for read in reads if read.written_by]
+        return {digest: i for digest, i in found if i not in calls and (i >= 0 or self.run.sources[~i].kind == "input")}
 
     def behind(self, i: int) -> set[int]:
         """The calls that a call reads from, through those that only move elements."""
@@ -335,17 +353,12 @@ class _Pairing:
                 step(number, *self.sides[:: -1 if number else 1])
 
     def _add(
-        self,
-        number: int,
-        mine: Sequence[_Result],
-        theirs: Sequence[_Result],
-        error: float = 0.0,
-        is_same_order: bool = True,
+        self, number: int, mine: Sequence[_Result], theirs: Sequence[_Result], error: float = 0.0, in_order: bool = True
     ) -> None:
         """Pairs results of a run with those of the other in their order; if one has fewer, its last with the rest."""
         for place in range(max(len(mine), len(theirs)) if mine and theirs else 0):
             ends = mine[min(place, len(mine) - 1)], theirs[min(place, len(theirs) - 1)]
-            pair = _Pair(ends[::-1] if number else ends, error, is_same_order)
+            pair = _Pair(ends[::-1] if number else ends, error, in_order)
             for side, end in zip(self.sides, pair.ends, strict=True):
                 side.pairs.setdefault((end.call, end.place), pair)
                 side.paired.add(end.values.digest)
@@ -369,9 +382,9 @@ class _Pairing:
         for one in mine.telling:
             values = one[0].values
             if values.count >= _FEWEST and len(values.exponents) >= 3 and values.digest not in mine.paired:
-                shapes, known = _shapes(mine, one), self._wholes(by_norm, [values])
+                shapes, known = _shapes(mine, one), self.wholes(by_norm, [values])
                 other = next((other for other in known if shapes.isdisjoint(_shapes(theirs, other))), ())
-                self._add(number, one, other, is_same_order=False)
+                self._add(number, one, other, in_order=False)
 
     def _by_parts(self, number: int, mine: _Side, theirs: _Side) -> None:
         """Pairs what is left with what a loop of a run computes in parts, by consecutive calls of a line."""
@@ -393,10 +406,10 @@ class _Pairing:
             for (start, size), (count, candidates) in itertools.product(enumerate(sums), wholes.items()):
                 parts = loop[start : ends.get(size + count, start)]
                 if len(parts) > 1:
-                    whole = next(self._wholes(candidates, [one.values for one in parts]), ())
-                    self._add(number, parts, whole, is_same_order=False)
+                    whole = next(self.wholes(candidates, [one.values for one in parts]), ())
+                    self._add(number, parts, whole, in_order=False)
 
-    def _wholes(self, by_norm: Sequence[_Class], parts: Sequence[Values]) -> Iterator[_Class]:
+    def wholes(self, by_norm: Sequence[_Class], parts: Sequence[Values]) -> Iterator[_Class]:
         """Those that have the elements of several tensors but for zeros, by norm, extremes and exponents."""
         norm, apart = math.hypot(*(one.l2 or 0.0 for one in parts)), Counter[Any]()
         least, largest = min(one.min_nonzero or 0.0 for one in parts), max(one.amax or 0.0 for one in parts)
@@ -422,12 +435,10 @@ class _Pairing:
 
     def wrong(self, number: int, phases: Iterable[str]) -> list[int]:
         """The calls that depend on data, compute, and are not right, in the order of the run."""
-        side = self.sides[number]
-        left = side.depends.intersection(side.computing).difference(self.right[number], side.moves)
-        known = [i for i in sorted(left) if not all(map(_is_constant, side.run.values(i)))]
-        return [
-            i for i in known if side.call(i).phase in phases and (side.readers[i] or side.call(i).phase == "forward")
-        ]
+        one = self.sides[number]
+        left = one.depends.intersection(one.computing).difference(self.right[number], one.moves)
+        own = [i for i in sorted(left) if one.call(i).phase in phases and not all(map(_is_constant, one.run.values(i)))]
+        return [i for i in own if one.readers[i] or one.call(i).phase == "forward"]
 
     def error_between(self, one: int, other: int) -> float | None:
         """The smallest error between what two calls computed, or parts of it; None if no two can be compared."""
@@ -658,21 +669,15 @@ class Match(Report):
 
     def _numbers(self) -> Iterator[ReportFact]:
         yield "outputs", "match" if self.outputs_match else "differ"
-        yield (
-            "results with a counterpart",
-            percent(self.matched),
-            f"of {self.compared[0]:,} in A; B has {self.compared[1]:,}",
-        )
+        one, other = self.compared
+        yield "results with a counterpart", percent(self.matched), f"of {one:,} in A; B has {other:,}"
         yield "tolerance", spell_number(self.tolerance), "relative L2"
         if self.reordered:
             yield "in another order", f"{self.reordered:,}", "pairs, by number, norm, extremes and exponents alone"
         if self.weights:
             paired = sum(one is not None for one in self.weights.values())
-            yield (
-                "weights",
-                f"{paired:,} of {len(self.weights):,}",
-                "of A were found in B by their values; constants are not",
-            )
+            what = "of A were found in B by their values; constants are not"
+            yield "weights", f"{paired:,} of {len(self.weights):,}", what
 
     def _parts(self) -> Iterator[Part]:
         yield Listing("What was compared", self.evidence, most=20)
@@ -832,8 +837,7 @@ class _Answer:
                     errors.append((error * min(1.0, size / least), name))
         if errors:
             error, name = max(errors)
-            what = f"The gradient of {name} in step {step}, the worst of {len(errors):,},"
-            self._tell(what, error, 4 * allowed)
+            self._tell(f"The gradient of {name} in step {step}, the worst of {len(errors):,},", error, 4 * allowed)
 
     # --- where they part
 
@@ -847,20 +851,56 @@ class _Answer:
         if not any(wrong):
             return _Miss((self.lacking[0], None), None, "has no counterpart") if self.lacking else None
         first, partner = (found[0] if found else None for found in wrong)
-        hidden = self._hidden(first)
-        if hidden is not None:
+        if hidden := self._hidden(first):
             return hidden
         error = None if first is None or partner is None else self.pairing.error_between(first, partner)
-        found = []
-        for (rank, i), (other_rank, j) in itertools.product(*(enumerate(known[:_REACH]) for known in wrong)):
-            off = None if rank and other_rank else self.pairing.error_between(i, j)
+        known: list[tuple[float, float, int, int]] = []
+        for (rank, i), (other_rank, j) in itertools.product(*(enumerate(calls[:_REACH]) for calls in wrong)):
+            off = self.pairing.error_between(i, j)
             is_joined = (rank and self.one.joins(i)) or (other_rank and self.other.joins(j))
             if off is not None and off < (_MOST_OF_JOINED if is_joined else _MOST_OF_NEAR):
                 score = rank + other_rank + _CALLS_OF_A_DECADE * math.log10(max(off, _SMALLEST))
-                found.append((score, off, i, j))
+                known.append((score, off, i, j))
+        known.sort(reverse=True)
+        ones, others = {pair[2]: pair for pair in known}, {pair[3]: pair for pair in known}  # the nearest of each call
+        nearest = [pair for pair in ones.values() if others[pair[3]] == pair]
+        found = [pair for pair in nearest if first == pair[2] or partner == pair[3]]
         _, error, first, partner = min(found, default=(0.0, error, first, partner))
-        self.skipped = wrong[0][: wrong[0].index(first)] if first in wrong[0] else []
-        return _Miss((first, partner), error)
+        calls = [[] if i is None else own[: own.index(i) + 1] for i, own in zip((first, partner), wrong, strict=True)]
+        self.skipped = calls[0][:-1]
+        text, more = self._inputs(calls[0], [] if found else calls[1])  # what is near has no other order
+        if first is not None and partner is not None and not found:
+            more = more or self._passed_by(first, partner)
+        return _Miss((first, partner), error, text, bool(found), more)
+
+    def _inputs(self, *calls: Sequence[int]) -> tuple[str, str]:
+        """Whether calls of A read what B has in the same order, and what B has in another, as a sentence."""
+        one, other = self.sides
+        mine, theirs = (side.read_from_others(known) for side, known in zip(self.sides, calls, strict=True))
+        lacking = {digest: i for digest, i in mine.items() if not one.in_order(digest)}
+        for (digest, i), (known, j) in itertools.product(lacking.items(), theirs.items()):
+            # A transpose of what B reads, a view of the same result, is no other order.
+            is_view = not {i, *one.views[i]}.isdisjoint(k for k, _ in other.in_order(known))
+            values, whole = one.classes[digest][0].values, other.classes[known]
+            is_told = min(i, j) >= 0 and values.count >= _FEWEST and not is_view
+            if is_told and any(self.pairing.wholes([whole], [values])):
+                what = f"B the same numbers in another order, from {other.place(j)}"
+                return f"{_NO_COUNTERPART}, input reordered", f" A reads the result of {one.place(i)}, {what}."
+        pairs = {digest: [pair.is_same_order for pair in one.pairs_of(i)] for digest, i in lacking.items()}
+        parts = [i for digest, i in lacking.items() if i >= 0 and digest not in one.paired and not all(pairs[digest])]
+        what = "but not the part and order of them that is read here"
+        more = f" B has the elements of {one.place(parts[0])}, {what}." if parts and not self.skipped else ""
+        return _NO_COUNTERPART + ", on right inputs" * all(map(any, pairs.values())), more
+
+    def _passed_by(self, i: int, j: int) -> str:
+        """That B's call reads what A's first reads, where in A the same op reads that call's result; "" if not so."""
+        one, other = self.sides
+        ends = [{k for k, _ in other.in_order(digest)} & one.behind(i) for digest in other.read_from_others([j])]
+        alike = [k for k in one.computing if i in one.behind(k) and one.call(k).op == other.call(j).op]
+        if not ends or not all(ends) or not alike:
+            return ""
+        read, reader, op = one.place(min(ends[0])), one.place(alike[0]), one.call(i).op.removeprefix("aten::")
+        return f" It reads the result of {read}, where {reader} reads that of {op}."
 
     def _hidden(self, end: int | None) -> _Miss | None:
         """The same op on the same inputs with another result, before a call; what reads it may hide the difference."""
@@ -877,7 +917,7 @@ class _Answer:
                     is_alike = inputs.issuperset(other.behind(j) - other.moves)
                     error = self.pairing.error_between(i, j) if is_alike else None
                     if error is not None and self.pairing.tolerance < error < _MOST_OF_NEAR:
-                        return _Miss((i, j), error, "the same op on the same inputs, with another result")
+                        return _Miss((i, j), error, "the same op on the same inputs, with another result", True)
         return None
 
     def _near(self, first: _Miss | None) -> list[_Miss]:
@@ -926,7 +966,7 @@ class _Answer:
     def _sentence(self, first: _Miss | None, near: Sequence[_Miss], share: str) -> str:
         within = f"within {spell_number(self.pairing.tolerance)} (relative L2)"
         if first is not None:
-            return f"{self._until(first)}{self._described(first)}{self._more(first)} {share}"
+            return f"{self._until(first)}{self._described(first)}{first.more}{self._more(first)} {share}"
         if self.wrong_ends:
             return f"The outputs differ: {self.wrong_ends[-1]} {share}"
         if near:
@@ -946,21 +986,14 @@ class _Answer:
         return f"The port (B) computes what the reference (A) computes up to {side.place(known[-1])}. "
 
     def _more(self, first: _Miss) -> str:
-        """What else has no counterpart: calls before the first difference, or what it reads of a result with one."""
+        """Where the first difference is, and which calls before it have no counterpart."""
         side, (i, _) = self.one, first.calls
         if i is None:
             return ""
         step = side.run.steps[i]
         text = f" This is after {step:,} optimizer step{'s' * (step > 1)}." if step else ""
         ops = dict.fromkeys(side.call(k).op.removeprefix("aten::") for k in self.skipped)
-        if ops:
-            return f"{text} Before it, A calls {', '.join(ops)} without a counterpart."
-        for read in side.run.reads(i):
-            wholes = [k for k in read.written_by if any(not pair.is_same_order for pair in side.pairs_of(k))]
-            if wholes and wholes[0] >= 0 and read.digest and read.digest not in side.paired:
-                text += f" B has the elements of {side.place(wholes[0])}, "
-                return f"{text}but not the part and order of them that is read here."
-        return text
+        return f"{text} Before it, A calls {', '.join(ops)} without a counterpart." if ops else text
 
     def _described(self, first: _Miss) -> str:
         one, other = (None if i is None else side.place(i) for side, i in zip(self.sides, first.calls, strict=True))
@@ -970,8 +1003,7 @@ class _Answer:
             return f"In {one} (B: {other}), {first.text}: {spell_number(first.error)}."
         if other is None:
             return f"{one} has no counterpart."
-        is_near = first.error is not None and first.error < _MOST_OF_JOINED
-        what = "nearest" if is_near else "the first call of B without one"
+        what = "nearest" if first.is_near else "the first call of B without one"
         off = "" if first.error is None else f", off by {spell_number(first.error)} (relative L2)"
         return f"{one} has no counterpart; {what}: {other}{off}."
 
@@ -987,10 +1019,8 @@ class _Answer:
             start = max(0, min(middle - _MOST_SHOWN // 2, len(own) - _MOST_SHOWN))
             shown = own[start : start + _MOST_SHOWN]
             places.append({k: place for place, k in enumerate(shown)})
-            calls = map(side.call, shown)
-            rows.append(
-                [(one.op.removeprefix("aten::"), module_name(one.module), short_line(one.line)) for one in calls]
-            )
+            row = map(side.call, shown)
+            rows.append([(one.op.removeprefix("aten::"), module_name(one.module), short_line(one.line)) for one in row])
         links: dict[tuple[int | None, int | None], str] = {}
         for pair in (*self.one.pairs.values(), *self.other.pairs.values()):
             ends = [
