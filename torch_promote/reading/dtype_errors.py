@@ -263,19 +263,27 @@ def describe_raised(raised: tuple[Call, Call]) -> str:
     """Returns the call that raised, with its tensors and its place."""
     call, first = raised
     inside = f" (in it, {first.name} of {_tensors(first.ran_with)})" if first is not call else ""
-    autocast = ", ".join(f"{device} {dtype_name(dtype)}" for device, dtype in call.autocast)
+    autocast = spell_autocast(call.autocast) or "off"
     policy = f", policy {call.policy_name} by {call.reason}" if call.policy_name else ""
     place = f"{call.phase}, module {module_name(call.module)}" + (f", {short_line(call.line)}" if call.line else "")
     place += _in_compiled(call.line) if call.policy_source == COMPILED else ""
-    return f"{call.name} of {_tensors(call.inputs)}{inside}: {place}, autocast {autocast or 'off'}{policy}"
+    return f"{call.name} of {_tensors(call.inputs)}{inside}: {place}, autocast {autocast}{policy}"
 
 
 def short_source(text: str) -> str:
     """Returns who has set a policy, or switched autocast off, without folders, and as the program spells it."""
-    before, at, line = text.partition("region at ")
-    if before.endswith("install, ") and before.startswith((AUTOCAST_OFF, "no region")):
-        before, at = before.removesuffix("install, "), "torch.autocast at "
-    return f"{before}{at}{short_line(line)}" if at else text
+    found = re.fullmatch(r"(.*?)(install, )?(region)( of custom_bwd| opened in the backward|) at (.*)", text)
+    if found is None:
+        return text
+    before, by_install, region, by, line = found.groups("")
+    if by_install and before.startswith((AUTOCAST_OFF, "no region")):
+        by_install, region, by = ("", "", "custom_bwd") if "custom_bwd" in by else ("", "torch.autocast", by)
+    return f"{before}{by_install}{region}{by} at {short_line(line)}"
+
+
+def spell_autocast(autocast: Iterable[tuple[str, torch.dtype]]) -> str:
+    """Returns the device types for which autocast is on, with their dtypes: "cpu bfloat16"."""
+    return ", ".join(f"{device} {dtype_name(dtype)}" for device, dtype in autocast)
 
 
 def _in_compiled(line: str) -> str:
@@ -542,7 +550,7 @@ def _override(key: str, policy: str, tried: bool) -> str:
 
 def _in_force(call: Call) -> dict[str, str]:
     """The override under which the call raised, if there was one."""
-    set_by, own = call.policy_source, ("region at", "install,", "register_policy")
+    set_by, own = call.policy_source, ("region ", "install,", "register_policy")
     if not set_by.startswith(own) and not set_by.endswith(DEFAULT_POLICY):
         return {}
     return {call.name.removeprefix("aten::"): call.policy_name} if call.policy_name else {}
