@@ -654,3 +654,11 @@ def test_the_first_call_that_differs_in_a_recomputation(hook: str, differs: str,
     known = "The recomputation of a checkpoint saved other tensors than the forward."
     assert said.run.endswith(f": {known} `torch-promote trace` names the first call that differs.")
     assert said.trace.endswith(f" {known} The first call that differs: {differs}")
+
+
+def test_a_cast_that_a_selective_checkpoint_has_not_saved(tools: Callable[[str], Said]) -> None:
+    code = next(one.text for one in blocks() if one.page == PAGE and "create_selective_checkpoint_contexts" in one.text)
+    said = tools(code.replace("except RuntimeError", "except ZeroDivisionError"))
+    for text in said:
+        assert "open the region with torch.autocast(..., cache_enabled=False), or run under `torch-promote run" in text
+    assert said.trace.endswith(" The forward of this call took these casts from the cache: weight, bias.")

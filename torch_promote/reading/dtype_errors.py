@@ -53,6 +53,7 @@ from torch_promote.regions.installation import installed
 from torch_promote.report.base import module_name, short_line, some_of
 
 _OF_CHECKPOINT = "original forward and recomputation|different metadata than during|during recomputation than during"
+_NOT_SAVED = r"_to_copy\.default .*encountered during backward,? but not found in storage"
 #: Errors whose text names the cause, and what to do. None of them depends on a cast policy.
 _BY_TEXT = {
     "support automatic differentiation": "Calls with out= have no gradient. Assign the result in place of out=, or run "
@@ -97,6 +98,10 @@ _BY_TEXT = {
     r"Got unsupported ScalarType BFloat16": "NumPy has no bfloat16. Write x.float().numpy().",
     r"attempting to assign a gradient with dtype|assigned grad has data of a different type": (
         "A gradient has the dtype of its parameter. Write p.grad = grad.to(p.dtype)."
+    ),
+    _NOT_SAVED: (
+        "A selective checkpoint saves the casts that its forward makes. If autocast's cache had this one, open the "
+        "region with torch.autocast(..., cache_enabled=False), or run under `torch-promote run --cache none`."
     ),
     _OF_CHECKPOINT: "The recomputation of a checkpoint saved other tensors than the forward.",
     r"(result type \w+|input types) can't be cast to the desired output type (Long|Int|Short|Char|Byte|Bool)": (
@@ -338,10 +343,19 @@ def cure_of(raised: tuple[Call, Call], failure: Failure | None, calls: Iterable[
         for one in (calls if call.phase == "backward" else ())
         if one.own and one.autocast and (one.phase, one.module, one.line) == ("forward", call.module, call.line)
     )
+    if failure is not None and re.search(_NOT_SAVED, failure.text):
+        return Cure(f"{cure_by_text(failure.text)}{_reused_in_forward(call, calls)}", {})
     cure = _cure(raised, failure, next((one for one in forwards if one.op.partition("::")[2] in first.op), None))
     if not cure.text or cure.overrides or len({one.dtype for one in _floats(call.inputs)}) < 2:
         return cure
     return replace(cure, text=f"{cure.text}{_made_by(call, list(calls))}")
+
+
+def _reused_in_forward(call: Call, calls: Iterable[Call]) -> str:
+    """Says which casts of a call the forward took from the cache; "" for none."""
+    same = (one for one in calls if (one.phase, one.name, one.module) == ("forward", call.name, call.module))
+    reused = dict.fromkeys(cast.argument for one in same for cast in one.casts if cast.reused)
+    return f" The forward of this call took these casts from the cache: {some_of(reused)}." if reused else ""
 
 
 def _made_by(call: Call, calls: Sequence[Call]) -> str:
