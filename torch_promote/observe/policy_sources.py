@@ -39,6 +39,7 @@ from torch_promote.regions.defaults import default_policy, registered_policies, 
 from torch_promote.regions.installation import installed
 from torch_promote.regions.module_forward import policy_of
 from torch_promote.regions.promotion import promotion
+from torch_promote.report.base import short_line
 
 #: Excluded while the kernel of an op runs; see csrc/policy/dispatch_state.h.
 _NOT_IN_KERNELS = torch._C.DispatchKey.ADInplaceOrView
@@ -274,6 +275,13 @@ class PolicySources:
         """Returns `BY_SETTER` if no region is open in this thread, where autocast is on."""
         torch.autocast_increment_nesting()  # which is what tells their number
         return "" if torch.autocast_decrement_nesting() or _C.depth() else BY_SETTER
+
+    def open_here(self) -> str:
+        """Returns the innermost region of this thread if autocast is on there, without folders; "" if it is off."""
+        if state_in_force() is None:
+            return ""
+        opened, at, line = (self._open_regions()[-1].text if _C.depth() else "a region").rpartition(" at ")
+        return f"{opened.removeprefix(f'{_INSTALLED}, ')}{at}{short_line(line)}"
 
     def _open_regions(self) -> tuple[_OpenRegion, ...]:
         """The open regions of this thread."""
