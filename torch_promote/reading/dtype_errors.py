@@ -177,7 +177,7 @@ def failure_of(error: BaseException | None, raised: Iterable[tuple[Call, Call]])
         found = last is not None and (
             (last.phase == "backward" and in_backward) or any(last.line and line.endswith(last.line) for line in lines)
         )
-        text = f"{type(error).__name__}: {error}"
+        text = _of_script(f"{type(error).__name__}: {error}")
         told = "" if found else f"{cure_by_text(text)}{_in_half(frames)}" or cure_of_compiled(text, _never_acts(frames))
         if not (found or told) and (_is_in_thread(frames) or _HANDED_ON.search(text)):  # which a trace does not observe
             told = _of_error(error)
@@ -187,6 +187,23 @@ def failure_of(error: BaseException | None, raised: Iterable[tuple[Call, Call]])
             return Failure(text[:2000], _custom_function(frames), found, told, _called_at(steps))
         error = error.__cause__ or error.__context__
     return None
+
+
+_IN_SCRIPT = " (in TorchScript"
+#: The lines in a traceback of TorchScript: of a graph that was traced, the innermost first; of a script, the last.
+_LINES_OF_SCRIPT = re.compile(r'(?m)^(?:  File "(.+?)", line (\d+)|(\S.*?)\((\d+)\): )')
+
+
+def _of_script(text: str) -> str:
+    """The text of an error; of one with a traceback of TorchScript, its last line and the line of the program."""
+    if "failed in the TorchScript interpreter" not in text:
+        return text
+    lines = _LINES_OF_SCRIPT.findall(text)
+    lines = [
+        (scripted or traced, a or b) for scripted, a, traced, b in (lines if lines[:1] and lines[0][2] else lines[::-1])
+    ]
+    own = [f", {short_line(file)}:{line}" for file, line in lines if "-packages" not in file]
+    return f"{text.rstrip().splitlines()[-1]}{_IN_SCRIPT}{own[0] if own else ''})"
 
 
 #: What runs the function of a thread.
@@ -411,15 +428,18 @@ def _cure(raised: tuple[Call, Call], failure: Failure | None, forward: Call | No
             return Cure(_override(key, policy, tried=True), {key: policy}, tried=True)
     if torch.float64 in floats and len(floats) > 1:
         doubles = ", ".join(one.name for one in call.inputs if one.dtype is torch.float64)
-        return Cure(f"Autocast casts no float64. Make {doubles} float32 in the code, with .float().", {})
+        return Cure(f"Autocast casts no float64. Make {doubles} float32 in the code, with .float() {_NOT_TRIED}.", {})
     by_hand, cast = _by_hand(call)
     if repeats and _outcome(replace(call, inputs=cast), _in_force(call)) != "":
         return Cure("No cast policy cures it." if is_about_dtypes(text) else "", {})
     if not repeats and not is_about_dtypes(text):
         return Cure("", {})
+    by_hand = "" if _IN_SCRIPT in text else by_hand.replace(_NOT_TRIED, _TRIED) if repeats else by_hand
     module = ""
     if call.module and not call.module[0].isupper() and len(floats) == 1 and not call.composite:
-        module = f' Or run the module in float32: tp.set_module_policy(model, {{"{call.module}": "fp32"}}).'
+        module = (
+            f' Or run the module in float32: tp.set_module_policy(model, {{"{call.module}": "fp32"}}) {_NOT_TRIED}.'
+        )
     return Cure(f"No cast policy cures it. {by_hand}{module}".rstrip(), {})
 
 
@@ -448,7 +468,7 @@ def _of_a_backward(infos: Sequence[TensorInfo], function: str, name: str = "", f
         return (
             f"The backward of the autograd.Function {function.rpartition('.')[0] or function} runs with autocast off. "
             f'If its forward ran with autocast on, decorate it with torch.amp.custom_fwd(device_type="{device}"), and '
-            f'the backward with torch.amp.custom_bwd(device_type="{device}").'
+            f'the backward with torch.amp.custom_bwd(device_type="{device}") {_NOT_TRIED}.'
         )
     dtypes = sorted({dtype_name(one.dtype) for one in infos if _is_float(one.dtype)})
     if len(dtypes) < 2:
@@ -475,8 +495,11 @@ def _with_autocast_off(call: Call, text: str) -> Cure:
     compiled = call.policy_source == COMPILED
     by_hand, cast = _by_hand(call, _OF_COMPILED if compiled else _AT_LINE)
     again = _outcome(call, {})
-    if again and _alike(again, text or again) and is_about_dtypes(_outcome(replace(call, inputs=cast), {}) or ""):
-        by_hand = ""  # another error may be one of the made-up values
+    if again and _alike(again, text or again):
+        outcome = _outcome(replace(call, inputs=cast), {})
+        by_hand = by_hand.replace(_NOT_TRIED, _TRIED) if outcome == "" else by_hand
+        by_hand *= not is_about_dtypes(outcome or "")  # another error may be one of the made-up values
+    by_hand *= _IN_SCRIPT not in text  # whose ops have no line
     source = short_source(call.policy_source)
     by = f", by {source.removeprefix(AUTOCAST_OFF)}" * source.startswith(AUTOCAST_OFF)
     by = f" ({source})" if source.startswith("no region") else by
@@ -487,7 +510,7 @@ def _with_autocast_off(call: Call, text: str) -> Cure:
     in_region = ""
     if not source.startswith(AUTOCAST_OFF) and _outcome(call, {}, ((device, lower),)) == "" and _outcome(call, {}):
         in_region = (
-            " Or open a region around it and the ops that take its result (tried for the call alone): "
+            f"{' Or open' if by_hand else 'Open'} a region around it and the ops that take its result {_TRIED}: "
             f'torch.autocast("{device}", {lower}).'
         )
     if not (by_hand or in_region):
@@ -495,6 +518,7 @@ def _with_autocast_off(call: Call, text: str) -> Cure:
     return Cure(f"{off}{by_hand}{in_region}{f' {_UNCOMPILED}' * compiled}", {})
 
 
+_NOT_TRIED, _TRIED = "(not tried)", "(tried for the call alone)"
 #: In which code to cast, if the program's line makes the call, calls a function of PyTorch's, or calls a graph.
 _AT_LINE, _CALLING, _OF_COMPILED = ", at that line", " that calls it", " of that function"
 _IN_GRAPH = "An override acts only where the function is compiled. "
@@ -502,7 +526,7 @@ _UNCOMPILED = "With TORCH_COMPILE_DISABLE=1, `torch-promote trace` names the cal
 
 
 def _by_hand(call: Call, place: str = _AT_LINE) -> tuple[str, tuple[TensorInfo, ...]]:
-    """Returns what to write in the code, and the tensors after it; "" and the same tensors if there is nothing."""
+    """Returns what to write in the code, not tried, and the tensors then; "" and the same ones if there is nothing."""
     infos = _floats(call.inputs)
     dtypes = list(dict.fromkeys(one.dtype for one in infos))
     if len(dtypes) < 2:
@@ -520,14 +544,18 @@ def _by_hand(call: Call, place: str = _AT_LINE) -> tuple[str, tuple[TensorInfo, 
     cast = tuple(replace(one, dtype=target) if one in infos else one for one in call.inputs)
     hidden = "out" * (place == _OF_COMPILED)  # a tensor of the graph
     changed = ", ".join(one.name for one in infos if one.dtype is not target and one.name != hidden)
-    result = "a real tensor of its complex result, such as .real," if _MAKES_COMPLEX.search(call.op) else "its result"
-    back = f", and {result} back with .to({dtypes[0]}), if the next op needs it" if len(dtypes) == 1 else ""
+    back = f", and its result back with .to({dtypes[0]}), if the next op needs it" if len(dtypes) == 1 else ""
+    if back and _MAKES_COMPLEX.search(call.op):
+        back = (
+            ", and what its complex64 result meets with .to(torch.complex64). Cast the real tensor that comes of these "
+            f"back with .to({dtypes[0]}), if the next op needs it"
+        )
     others = [one.name for one in infos if one.dtype is target]
     writes = call.op.endswith("_") or any(name.endswith("out") for name in others)
     if len(dtypes) == 2 and len(others) < 3 and not (writes or target.is_complex or torch.float64 in dtypes):
         (other,) = {*dtypes} - {target}
         back = f". Or cast {', '.join(others)} with .to({other}), if the ops after it need that"
-    return f"In the code{place}: cast {changed} with .to({target}){back}.", cast
+    return f"In the code{place}: cast {changed} with .to({target}) {_NOT_TRIED}{back}.", cast
 
 
 def _floats(infos: Iterable[TensorInfo]) -> list[TensorInfo]:
