@@ -283,7 +283,7 @@ torch.vmap(lambda v: torch.autograd.grad(out, list(net.parameters()), v)[0])(tor
     with pytest.raises(RuntimeError, match="expected scalar type"), tp.trace() as report:
         execute(Row("", "", code, ""), code)
     said = report.content().verdict
-    assert "The call of the backward got two dtypes (float16, float32), and takes one." in said
+    assert "The call of the backward got several dtypes (float16, float32). Cast in the forward" in said
     assert "or run it in float32: --override batch_norm=fp32, in code" in said
     with tp.install(overrides={"batch_norm": "fp32"}):
         execute(Row("", "", code, ""), code)
@@ -706,3 +706,21 @@ def test_a_cast_that_a_selective_checkpoint_has_not_saved(tools: Callable[[str],
     for text in said:
         assert "open the region with torch.autocast(..., cache_enabled=False), or run under `torch-promote run" in text
     assert said.trace.endswith(" The forward of this call took these casts from the cache: weight, bias.")
+
+
+def test_a_flag_of_another_device_type(tools: Callable[[str], Said], recwarn: pytest.WarningsRecorder) -> None:
+    """The trials of cures open regions for that device type, too, whose warnings nobody sees."""
+    code = SETTER.replace('"cpu", ', "").replace("x.index_add(0, i, model(x))", "model(x.half())")
+    with pytest.raises(RuntimeError), tp.trace() as report:
+        execute(Row("", "", "", ""), code)
+    said = report.content().verdict
+    assert 'It is on for cuda, and the tensors are on cpu: torch.set_autocast_enabled("cpu", True) (not tried).' in said
+    assert not [one for one in recwarn if "Disabling my_autocast" in str(one.message)]
+    execute(Row("", "", "", ""), SETTER.replace("x.index_add(0, i, model(x))", "model(x.half())"))
+
+
+def test_a_nested_tensor_has_no_shape() -> None:
+    code = "torch.nested.nested_tensor([x, x[:2]]) @ low"
+    with pytest.raises(RuntimeError), tp.trace() as report:
+        execute(Row("", "", "", ""), code)
+    assert "of self float32 nested, other bfloat16[4, 4]" in report.content().verdict

@@ -384,3 +384,18 @@ def test_custom_bwd_of_another_device() -> None:
     assert found.advice[0].endswith(
         ' is for cuda. Decorate with custom_fwd(device_type="cpu") and custom_bwd(device_type="cpu").'
     )
+
+
+def test_an_op_without_a_policy_in_a_disabled_region() -> None:
+    """The region makes nothing float32: its input is of lower precision."""
+    with tp.install(), tp.trace() as report, torch.autocast("cpu"):
+        y = X @ X.t()
+        with torch.autocast("cpu", enabled=False):
+            (y @ y).softmax(-1)
+    facts = dict(report.explain("softmax").facts)
+    assert facts["without a policy"] == "autocast was off (1)"
+    assert re.fullmatch(
+        r"autocast off by torch\.autocast at test_explanation\.py:\d+ \(1\)", facts["in the same modules"]
+    )
+    assert "self: aten::matmul (bfloat16 -> bfloat16) at test_explanation.py:" in facts["its tensors"]
+    assert {"in the same modules", "its tensors"}.isdisjoint(dict(report.explain("(model)").facts))

@@ -90,7 +90,7 @@ class TensorInfo:
         dtype: Its dtype.
         shape: Its shape; empty for a nested tensor, which has none.
         device: Its device, such as "cpu" or "cuda:0".
-        strides: Its strides; None if it is contiguous, or has no strides (sparse, nested).
+        strides: Its strides; None if it is contiguous or sparse, and () if it is nested.
     """
 
     name: str
@@ -100,9 +100,13 @@ class TensorInfo:
     strides: tuple[int, ...] | None = None
 
     def __str__(self) -> str:
-        text = f"{self.name}: {dtype_name(self.dtype)}{list(self.shape)}"
-        text += "" if self.strides is None else f" strides {self.strides}"
+        text = f"{self.name}: {self.dtype_and_shape}" + (f" strides {self.strides}" if self.strides else "")
         return text if self.device == "cpu" else f"{text} on {self.device}"
+
+    @property
+    def dtype_and_shape(self) -> str:
+        """The dtype and the shape: "float32[2, 4]"; "float32 nested" for a nested tensor."""
+        return f"{dtype_name(self.dtype)}{' nested' if self.strides == () else list(self.shape)}"
 
 
 def infos_of(named: Iterable[tuple[str, torch.Tensor]]) -> tuple[tuple[Any, ...], ...]:
@@ -110,8 +114,9 @@ def infos_of(named: Iterable[tuple[str, torch.Tensor]]) -> tuple[tuple[Any, ...]
     found = []
     for name, tensor in named:
         shape: tuple[int, ...] = ()
-        strides = None
+        strides: tuple[int, ...] | None = ()
         if not tensor.is_nested:
+            strides = None
             try:
                 shape = tensor.shape
             except RuntimeError:  # of an uninitialized parameter of a lazy module

@@ -344,7 +344,7 @@ def differs_in_recomputation(failure: Failure, calls: Iterable[Call]) -> str:
 
 
 def _tensors(infos: Sequence[TensorInfo]) -> str:
-    return some_of((f"{one.name} {dtype_name(one.dtype)}{list(one.shape)}" for one in infos), 6)
+    return some_of((f"{one.name} {one.dtype_and_shape}" for one in infos), 6)
 
 
 def cure_by_text(text: str) -> str:
@@ -365,7 +365,7 @@ def cure_of(raised: tuple[Call, Call], failure: Failure | None, calls: Iterable[
     cure = _cure(raised, failure, next((one for one in forwards if one.op.partition("::")[2] in first.op), None))
     if not cure.text or cure.overrides or len({one.dtype for one in _floats(call.inputs)}) < 2:
         return cure
-    return replace(cure, text=f"{cure.text}{_made_by(call, list(calls))}")
+    return replace(cure, text=f"{cure.text}{made_by(call, list(calls))}")
 
 
 def _reused_in_forward(call: Call, calls: Iterable[Call]) -> str:
@@ -375,8 +375,8 @@ def _reused_in_forward(call: Call, calls: Iterable[Call]) -> str:
     return f" The forward of this call took these casts from the cache: {some_of(reused)}." if reused else ""
 
 
-def _made_by(call: Call, calls: Sequence[Call]) -> str:
-    """Says which calls of the program before a call returned tensors like its own, the last first; "" for none."""
+def made_by(call: Call, calls: Sequence[Call]) -> str:
+    """Returns which calls of the program before a call returned tensors like its own, the last first; "" for none."""
     before = [one for one in calls[: calls.index(call)] if one.own and one.outputs] if call in calls else []
     found = []
     for info in _floats(call.inputs):
@@ -478,7 +478,7 @@ def _of_a_backward(infos: Sequence[TensorInfo], function: str, name: str = "", f
         key = forward.op.removeprefix("aten::")
         if selects(key, "fp32", forward.name):
             how = f", or run it in float32: {_override(key, 'fp32', tried=False)}"
-    return f"The call of the backward got two dtypes ({', '.join(dtypes)}), and takes one. Cast in the forward{how}"
+    return f"The call of the backward got several dtypes ({', '.join(dtypes)}). Cast in the forward{how}"
 
 
 def _of_a_step(infos: Iterable[TensorInfo]) -> str:
@@ -504,8 +504,12 @@ def _with_autocast_off(call: Call, text: str) -> Cure:
     by = f", by {source.removeprefix(AUTOCAST_OFF)}" * source.startswith(AUTOCAST_OFF)
     by = f" ({source})" if source.startswith("no region") else by
     off = _IN_GRAPH if compiled else f"Autocast is off there{by}, so no override acts. "
-    off = f"Autocast is on by {BY_SETTER}, so no override acts. " if call.policy_source == BY_SETTER else off
     device = next((one.device.partition(":")[0] for one in call.inputs), "cpu")
+    if call.policy_source == BY_SETTER:
+        off = f"Autocast is on by {BY_SETTER}, so no override acts. "
+        if device not in dict(call.autocast):
+            off += f"It is on for {' and '.join(dict(call.autocast))}, and the tensors are on {device}: "
+            off += f'torch.set_autocast_enabled("{device}", True) {_NOT_TRIED}. '
     lower = next((one.dtype for one in call.inputs if one.dtype in LOWER_DTYPES), torch.bfloat16)
     in_region = ""
     if not source.startswith(AUTOCAST_OFF) and _outcome(call, {}, ((device, lower),)) == "" and _outcome(call, {}):
@@ -609,16 +613,12 @@ def _outcome(
             op, args = _rebuilt(call)
         except (LookupError, TypeError, ValueError, RuntimeError, AssertionError, AttributeError):
             return
-        regions = [
-            my_autocast(device, dtype, overrides=overrides)
-            for device, dtype in (call.autocast if autocast is None else autocast)
-        ]
         with contextlib.ExitStack() as stack, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             stack.enter_context(torch.no_grad())
             stack.enter_context(torch.random.fork_rng([]))
-            for region in regions:
-                stack.enter_context(region)
+            for device, dtype in call.autocast if autocast is None else autocast:  # of which one may not be here
+                stack.enter_context(my_autocast(device, dtype, overrides=overrides))
             try:
                 op(*args)
                 found[0] = ""
@@ -638,6 +638,8 @@ def _rebuilt(call: Call) -> tuple[Any, list[Any]]:
     if namespace != "aten":
         raise ValueError("a library's op may do more than compute, such as talk to other processes")
     op = getattr(getattr(getattr(torch.ops, namespace), name), call.overload or "default")
+    if any(one.strides == () for one in call.inputs):
+        raise ValueError("the sizes of a nested tensor are unknown")
     if sum(functools.reduce(lambda a, b: a * b, one.shape, 1) for one in call.inputs) > _MOST_ELEMENTS:
         raise ValueError("it is too large")
     chosen = next((one.shape[0] for one in call.inputs if one.name == "values" and one.shape), 0)
