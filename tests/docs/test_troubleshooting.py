@@ -283,7 +283,7 @@ torch.vmap(lambda v: torch.autograd.grad(out, list(net.parameters()), v)[0])(tor
     with pytest.raises(RuntimeError, match="expected scalar type"), tp.trace() as report:
         execute(Row("", "", code, ""), code)
     said = report.content().verdict
-    assert "The call of the backward got two dtypes (float16, float32), and takes one." in said
+    assert "The call of the backward got several dtypes (float16, float32). Cast in the forward" in said
     assert "or run it in float32: --override batch_norm=fp32, in code" in said
     with tp.install(overrides={"batch_norm": "fp32"}):
         execute(Row("", "", code, ""), code)
@@ -429,18 +429,59 @@ def tools(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
     return said
 
 
+COMPLEX = "and what its complex64 result meets with .to(torch.complex64). Cast the real tensor that comes of these"
+
+
 @pytest.mark.parametrize(
     ("code", "back"),
     [
-        ("torch.view_as_complex(low[:, :2])", "a real tensor of its complex result, such as .real,"),
-        ("torch.fft.fft2(x.half())", "a real tensor of its complex result, such as .real,"),
-        ("torch.fft.irfft(x.half())", "its result"),
-        ("torch.linalg.cholesky(low @ low.T)", "its result"),
+        ("torch.view_as_complex(low[:, :2])", COMPLEX),
+        ("torch.fft.fft2(x.half())", COMPLEX),
+        ("torch.fft.irfft(x.half())", "and its result"),
+        ("torch.linalg.cholesky(low @ low.T)", "and its result"),
     ],
 )
 def test_what_is_cast_back(code: str, back: str, tools: Callable[[str], Said]) -> None:
     said = tools(code).trace
-    assert f"with .to(torch.float32), and {back} back with .to(torch." in said
+    assert f"with .to(torch.float32) (tried for the call alone), {back} back with .to(torch." in said
+
+
+SPECTRAL = """
+weight = nn.Parameter(torch.ones(3, 2).half())
+spectrum = torch.fft.rfft(x.half(){to}) * torch.view_as_complex(weight){complex}
+torch.fft.irfft(spectrum){back} @ x.half()[:4, :4]
+"""
+
+
+def test_the_casts_around_a_complex_result(tools: Callable[[str], Said]) -> None:
+    casts = {"to": ".to(torch.float32)", "complex": ".to(torch.complex64)", "back": ".to(torch.float16)"}
+    assert COMPLEX in tools(SPECTRAL.format(**casts | {"to": ""})).trace
+    with pytest.raises(RuntimeError, match="same dtype"):
+        execute(Row("", "", "", ""), SPECTRAL.format(**casts | {"back": ""}))
+    execute(Row("", "", "", ""), SPECTRAL.format(**casts))
+
+
+SCRIPTED = """
+def f(x):
+    return x.view(4, 4) @ torch.ones(4, 4)
+f.__module__ = "program"
+graph = torch.jit.{graph}
+graph(low)
+"""
+
+
+@pytest.mark.parametrize("graph", ["trace(f, x)", "script(f)"])
+def test_a_graph_of_torchscript_has_no_line_to_cast_at(graph: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = SCRIPTED.format(graph=graph)
+    monkeypatch.setitem(linecache.cache, "program.py", (len(code), None, code.splitlines(True), "program.py"))
+    with pytest.raises(RuntimeError, match="TorchScript"), tp.trace() as report:
+        execute(Row("", "", "", ""), code)
+    said = report.content().verdict
+    assert (
+        ": RuntimeError: expected m1 and m2 to have the same dtype, but got: c10::BFloat16 != float (in TorchSc" in said
+    )
+    assert "(in TorchScript, program.py:3). What cures it: Autocast is off there, so no override acts. Open a " in said
+    assert "In the code" not in said
 
 
 @pytest.mark.parametrize(
@@ -457,7 +498,10 @@ def test_what_is_cast_back(code: str, back: str, tools: Callable[[str], Said]) -
             "torch.cat([x[:0], low, low]).view(8, 4) @ low",
             ["Or cast self with .to(torch.bfloat16), if", "self: aten::cat (float32, bfloat16 -> float32) at"],
         ),
-        ("nn.GRU(4, 4)(nn.utils.rnn.pack_sequence([x, x]), low[None, :2])", ["cast hx with .to(torch.float32)."]),
+        (
+            "nn.GRU(4, 4)(nn.utils.rnn.pack_sequence([x, x]), low[None, :2])",
+            ["cast hx with .to(torch.float32) (not tried)."],
+        ),
         (
             "exec(compile('def f(x): return model(x)', '/site-packages/lib.py', 'exec')); f(low)",
             ["lib.py:1, autocast off, called at program.py:1: RuntimeError"],
@@ -514,8 +558,8 @@ def test_an_op_in_the_code_of_an_optimizer(tools: Callable[[str], Said]) -> None
     """The dtype of its state is its own affair."""
     said = tools(FREE.format(""))
     assert "aten::lerp_ of p float16[4, 4], self.state[p]['z'] float32[4, 4], at program.py:6, " in said.run
-    assert "In the code, at that line: cast self.state[p]['z'] with .to(torch.float16)." in said.run
-    assert "In the code, at that line: cast end with .to(torch.float16)." in said.trace
+    assert "In the code, at that line: cast self.state[p]['z'] with .to(torch.float16) (not tried)." in said.run
+    assert "In the code, at that line: cast end with .to(torch.float16) (tried for the call alone)." in said.trace
     assert "A step of the optimizer" not in f"{said}"
     execute(Row("", "", "", ""), FREE.format(".to(torch.float16)"))
 
@@ -536,8 +580,8 @@ def test_counters_of_steps_are_not_cast(tools: Callable[[str], Said]) -> None:
     code += "torch._fused_adamw_(p, p, m, v, [], steps, lr=0.1, beta1=0.9, beta2=0.9, weight_decay=0.0, eps=1e-8, "
     code += "amsgrad=False, maximize=False)"
     said = tools(code)
-    assert "cast m[0], v[0] with .to(torch.bfloat16)." in said.run
-    assert "cast exp_avgs[0], exp_avg_sqs[0] with .to(torch.bfloat16)." in said.trace
+    assert "cast m[0], v[0] with .to(torch.bfloat16) (not tried)." in said.run
+    assert "cast exp_avgs[0], exp_avg_sqs[0] with .to(torch.bfloat16) (tried for the call alone)." in said.trace
 
 
 def test_an_error_while_a_compiled_graph_runs(tools: Callable[[str], Said]) -> None:
@@ -603,7 +647,7 @@ def test_a_program_in_one_thread_is_in_no_other(tools: Callable[[str], Said]) ->
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         said = pool.submit(tools, "model(low)").result()
     assert "thread" not in f"{said}"
-    assert "In the code that calls it: cast input with .to(torch.float32)." in said.run
+    assert "In the code that calls it: cast input with .to(torch.float32) (not tried)." in said.run
 
 
 def test_an_error_of_a_replica(tools: Callable[[str], Said]) -> None:
@@ -654,3 +698,29 @@ def test_the_first_call_that_differs_in_a_recomputation(hook: str, differs: str,
     known = "The recomputation of a checkpoint saved other tensors than the forward."
     assert said.run.endswith(f": {known} `torch-promote trace` names the first call that differs.")
     assert said.trace.endswith(f" {known} The first call that differs: {differs}")
+
+
+def test_a_cast_that_a_selective_checkpoint_has_not_saved(tools: Callable[[str], Said]) -> None:
+    code = next(one.text for one in blocks() if one.page == PAGE and "create_selective_checkpoint_contexts" in one.text)
+    said = tools(code.replace("except RuntimeError", "except ZeroDivisionError"))
+    for text in said:
+        assert "open the region with torch.autocast(..., cache_enabled=False), or run under `torch-promote run" in text
+    assert said.trace.endswith(" The forward of this call took these casts from the cache: weight, bias.")
+
+
+def test_a_flag_of_another_device_type(tools: Callable[[str], Said], recwarn: pytest.WarningsRecorder) -> None:
+    """The trials of cures open regions for that device type, too, whose warnings nobody sees."""
+    code = SETTER.replace('"cpu", ', "").replace("x.index_add(0, i, model(x))", "model(x.half())")
+    with pytest.raises(RuntimeError), tp.trace() as report:
+        execute(Row("", "", "", ""), code)
+    said = report.content().verdict
+    assert 'It is on for cuda, and the tensors are on cpu: torch.set_autocast_enabled("cpu", True) (not tried).' in said
+    assert not [one for one in recwarn if "Disabling my_autocast" in str(one.message)]
+    execute(Row("", "", "", ""), SETTER.replace("x.index_add(0, i, model(x))", "model(x.half())"))
+
+
+def test_a_nested_tensor_has_no_shape() -> None:
+    code = "torch.nested.nested_tensor([x, x[:2]]) @ low"
+    with pytest.raises(RuntimeError), tp.trace() as report:
+        execute(Row("", "", "", ""), code)
+    assert "of self float32 nested, other bfloat16[4, 4]" in report.content().verdict

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import html
 import linecache
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -173,6 +174,38 @@ def test_recomputation_in_a_checkpoint(use_reentrant: bool) -> None:
         y.sum().backward()
     assert said(report, "linear", "forward") == ["before", "after"]
     assert said(report, "linear", "recompute") == ["after", "before"]
+
+
+class Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    @torch.autocast("cpu")  # decorator
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", enabled=False):  # block
+            grad = grad @ torch.ones(2, 2)
+        return grad @ torch.ones(2, 2)
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_regions_that_a_backward_and_a_recomputation_open(use_reentrant: bool) -> None:
+    """The line that calls backward() opens none of them."""
+    with tp.install(), tp.trace() as report:
+        y = checkpoint(nn.Linear(2, 2), Scaled.apply(torch.ones(2, 2, requires_grad=True)), use_reentrant=use_reentrant)
+        y.sum().backward()
+    opened = (call.policy_source for call in report.calls.where(op="matmul", phase="backward"))
+    start = f"region opened in the backward at {__file__}:"
+    marks = [
+        (before, linecache.getline(__file__, int(at))) for before, _, at in (one.rpartition(start) for one in opened)
+    ]
+    assert [(before, text.partition("  # ")[2].strip()) for before, text in marks] == [
+        ("autocast off by install, ", "block"),
+        (f"{TABLE}, ", "decorator"),
+    ]
+    (again,) = report.calls.where(op="linear", phase="recompute")
+    assert re.fullmatch(r"autocast off by install, region at \S+checkpoint\.py:\d+", again.policy_source)
 
 
 def test_regions_that_were_open_before() -> None:

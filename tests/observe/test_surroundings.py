@@ -51,6 +51,33 @@ def test_threads() -> None:
     assert {"a name", "pool_0"} <= set(profiled)
 
 
+def test_threads_that_a_region_does_not_reach() -> None:
+    found: list[torch.dtype] = []
+
+    def work() -> None:
+        found.append((torch.ones(2, 2) @ torch.ones(2, 2)).dtype)
+
+    def started(block: Any) -> str:
+        with trace() as report, block:
+            for _ in range(2):
+                thread = threading.Thread(target=work)
+                thread.start()
+                thread.join()
+        return str(report.not_seen[0]).partition("Open a block in each thread.")[2]
+
+    start = threading.Thread.start
+    said = started(tp.my_autocast("cpu"))
+    assert re.fullmatch(
+        r" Autocast was on where 2 of them were started \(region at test_surroundings.py:\d+\), which acts in that "
+        r"thread\. Open a region in each thread\.",
+        said,
+    )
+    assert "were started (a region)" in started(torch.autocast("cpu"))
+    assert started(tp.my_autocast("cpu", enabled=False)) == started(contextlib.nullcontext()) == ""
+    assert set(found) == {torch.float32}
+    assert threading.Thread.start is start
+
+
 def test_what_python_does_not_count_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(multiprocessing.process, "_process_counter")
     with trace() as report:

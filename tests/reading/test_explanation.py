@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import linecache
 import re
 from typing import Any
 
@@ -192,7 +193,7 @@ def test_a_backward_in_a_region() -> None:
     with tp.trace(net) as report, tp.my_autocast("cpu"):
         (net["blocks"](X) * 2).sum().backward()
     [advice] = [one for one in report.explain("blocks.0.q").advice if "backward" in one]
-    assert advice.startswith("aten::mm: the backward ran inside of the autocast region")
+    assert advice.startswith("aten::mm: autocast was on in the backward, and casts there as well. If a region is open ")
     assert {call.phase for call in report.calls.where(op="mm", policy="lower_precision_fp")} == {"backward"}
     assert not any(call.policy for call in trace_step(net).calls.where(phase="backward"))
 
@@ -321,3 +322,80 @@ def test_a_promotion_where_no_override_acts() -> None:
     tp.set_module_policy(model, {"0": {"add": "lower"}})
     with tp.my_autocast("cpu"):
         assert model(X).dtype is torch.bfloat16
+
+
+class Recomputed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, net: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        ctx.net = net
+        ctx.save_for_backward(x)
+        return net(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[None, torch.Tensor]:
+        x = ctx.saved_tensors[0].detach().requires_grad_()
+        with torch.enable_grad(), torch.autocast("cpu"):  # of the backward
+            y = ctx.net(x)
+        torch.autograd.backward(y, grad)
+        return None, x.grad
+
+
+class Decorated(torch.autograd.Function):
+    @staticmethod
+    @torch.amp.custom_fwd(device_type="cuda")
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x @ x
+
+    @staticmethod
+    @torch.amp.custom_bwd(device_type="cuda")  # of Decorated
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad.float() @ ctx.saved_tensors[0]
+
+
+def test_a_region_that_the_backward_opens() -> None:
+    """backward() is called after the region, and its line opens none."""
+    net = nn.Sequential(nn.Linear(4, 4))
+    with tp.install(), tp.trace(net) as report:
+        with torch.autocast("cpu", torch.float16):
+            y = Recomputed.apply(net, torch.ones(2, 4, requires_grad=True))
+        y.sum().backward()
+    (call,) = report.calls.where(op="linear", phase="backward")
+    source, _, line = call.policy_source.rpartition(":")
+    assert source == f"PyTorch's table, region opened in the backward at {__file__}"
+    assert "# of the backward" in linecache.getline(__file__, int(line))
+    for text in ("op=linear", "0"):
+        advice = report.explain(text).advice
+        assert (
+            f"The region opened in the backward at test_explanation.py:{line} is of cpu bfloat16; the forward of "
+            "module 0 ran in cpu float16. Open both with one dtype."
+        ) in advice
+        assert "after the region" not in str(advice)
+
+
+def test_custom_bwd_of_another_device() -> None:
+    with tp.install(), tp.trace() as report:
+        with torch.autocast("cpu"):
+            y = Decorated.apply(torch.ones(2, 2, requires_grad=True))
+        y.sum().backward()
+    found = report.explain("matmul")
+    (line,) = (at for at in range(1, 999) if "# of Decorated\n" in linecache.getline(__file__, at))
+    assert f"no region for cpu: custom_bwd at test_explanation.py:{line} is for cuda (1)" in found.paragraph
+    assert found.advice[0].endswith(
+        ' is for cuda. Decorate with custom_fwd(device_type="cpu") and custom_bwd(device_type="cpu").'
+    )
+
+
+def test_an_op_without_a_policy_in_a_disabled_region() -> None:
+    """The region makes nothing float32: its input is of lower precision."""
+    with tp.install(), tp.trace() as report, torch.autocast("cpu"):
+        y = X @ X.t()
+        with torch.autocast("cpu", enabled=False):
+            (y @ y).softmax(-1)
+    facts = dict(report.explain("softmax").facts)
+    assert facts["without a policy"] == "autocast was off (1)"
+    assert re.fullmatch(
+        r"autocast off by torch\.autocast at test_explanation\.py:\d+ \(1\)", facts["in the same modules"]
+    )
+    assert "self: aten::matmul (bfloat16 -> bfloat16) at test_explanation.py:" in facts["its tensors"]
+    assert {"in the same modules", "its tensors"}.isdisjoint(dict(report.explain("(model)").facts))

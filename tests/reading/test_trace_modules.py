@@ -147,3 +147,13 @@ def test_lines() -> None:
         "aten::tan": "/tmp/ipykernel_12/345.py:3",
         "aten::exp": f"{__file__}:{number + 3}",
     }
+
+
+def test_a_parametrization_that_runs_before_its_model() -> None:
+    """Registering it calls it."""
+    with tp.trace() as report:
+        net = nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4)))
+        net(torch.ones(2, 4))
+    modules = dict.fromkeys(_modules(report, "mv"))
+    assert list(modules) == ["", "ParametrizationList.0", "0.parametrizations.weight.0"]
+    assert _modules(report, "linear") == ["0"]

@@ -18,12 +18,20 @@ from torch_promote.report.codec import decode_fields, decode_record, encode
 AUTOCAST_OFF = "autocast off by "
 #: `Call.policy_source` of the calls that code of AOTAutograd and Inductor makes.
 COMPILED = "compiled code"
+#: The names of regions that a backward opens: code of the program in it, or custom_bwd.
+BY_BACKWARD, BY_CUSTOM_BWD = "region opened in the backward at ", "region of custom_bwd at "
 #: What `Call.reason` has between the source of a policy and `Call.fallback`.
 FALLBACK = "; in lower precision, not in float8: "
 #: `Call.policy_source` of calls without a policy, where the program has set autocast on outside of all regions.
 BY_SETTER = "torch.set_autocast_enabled, outside of regions"
 #: `Call.op` of a call of a compiled function, with values. Its `inputs` are its arguments, parameters and buffers.
 COMPILED_FUNCTION = "torch.compile"
+
+
+def is_by_backward(source: str) -> bool:
+    """Whether the source of a policy names a region that was opened in the backward."""
+    return BY_BACKWARD in source or BY_CUSTOM_BWD in source
+
 
 Phase = Literal["forward", "recompute", "backward", "optimizer"]
 """The phase of a call.
@@ -83,7 +91,7 @@ class TensorInfo:
         dtype: Its dtype.
         shape: Its shape; empty for a nested tensor, which has none.
         device: Its device, such as "cpu" or "cuda:0".
-        strides: Its strides; None if it is contiguous, or has no strides (sparse, nested).
+        strides: Its strides; None if it is contiguous or sparse, and () if it is nested.
     """
 
     name: str
@@ -93,9 +101,13 @@ class TensorInfo:
     strides: tuple[int, ...] | None = None
 
     def __str__(self) -> str:
-        text = f"{self.name}: {dtype_name(self.dtype)}{list(self.shape)}"
-        text += "" if self.strides is None else f" strides {self.strides}"
+        text = f"{self.name}: {self.dtype_and_shape}" + (f" strides {self.strides}" if self.strides else "")
         return text if self.device == "cpu" else f"{text} on {self.device}"
+
+    @property
+    def dtype_and_shape(self) -> str:
+        """The dtype and the shape: "float32[2, 4]"; "float32 nested" for a nested tensor."""
+        return f"{dtype_name(self.dtype)}{' nested' if self.strides == () else list(self.shape)}"
 
 
 def infos_of(named: Iterable[tuple[str, torch.Tensor]]) -> tuple[tuple[Any, ...], ...]:
@@ -103,8 +115,9 @@ def infos_of(named: Iterable[tuple[str, torch.Tensor]]) -> tuple[tuple[Any, ...]
     found = []
     for name, tensor in named:
         shape: tuple[int, ...] = ()
-        strides = None
+        strides: tuple[int, ...] | None = ()
         if not tensor.is_nested:
+            strides = None
             try:
                 shape = tensor.shape
             except RuntimeError:  # of an uninitialized parameter of a lazy module
@@ -175,11 +188,12 @@ class Call:
         policy: The policy that applied. None: autocast was off, or has no policy for the op.
         policy_source: The source of the policy: "PyTorch's table", "register_policy", "the default policy" (of a
             file: "mine.toml, the default policy"), "region at FILE:LINE", 'module policy "NAME"', "install, region at
-            FILE:LINE". Without a policy: "autocast off by" one of the last three, if it has switched autocast off for
-            an op with a policy; "no region for cpu: region at FILE:LINE is for cuda"; "promotion rule NAME" if the op
-            promotes inputs of several dtypes; "a kernel on PyTorch's autocast key" if a library has registered one;
-            "compiled code", whose graph contains the casts; "torch.set_autocast_enabled, outside of regions" if the
-            program has called that; or "".
+            FILE:LINE". A region that a backward opens is "region opened in the backward at FILE:LINE" or "region of
+            custom_bwd at FILE:LINE", which also follow "PyTorch's table, ". Without a policy: "autocast off by" one of
+            these, if it has switched autocast off for an op with a policy; "no region for cpu: region at FILE:LINE is
+            for cuda"; "promotion rule NAME" if the op promotes inputs of several dtypes; "a kernel on PyTorch's
+            autocast key" if a library has registered one; "compiled code", whose graph contains the casts;
+            "torch.set_autocast_enabled, outside of regions" if the program has called that; or "".
         composite: Whether the op calls other ops, which follow.
         thread: The native id of its thread.
         error: Whether the call raised an error.

@@ -708,7 +708,7 @@ def observe(observer: CallObserver, not_seen: list[Unseen]) -> Iterator[None]:
     """Lets an observer see the calls of a block: those of this thread, and of autograd's threads for its backward."""
     # `not_seen` gets a sentence for each kind of computation in the block that cannot be observed.
     with (
-        watch_unseen(not_seen, observer.modules, observer.compiled),
+        watch_unseen(not_seen, observer.modules, observer.compiled, observer.sources.open_here),
         watch_regions(observer.sources.entered),
         observe_dispatch(observer),
     ):

@@ -27,6 +27,7 @@ import torch
 from torch import nn
 from torch.amp import GradScaler
 from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.nn.utils.parametrize import ParametrizationList
 from torch.optim import Optimizer
 from torch.utils import checkpoint
 
@@ -167,6 +168,8 @@ class RunningModules:
         """Takes the next module that is called for the first one, although nothing is observed yet."""
 
         def called(module: nn.Module, _: object) -> None:
+            if isinstance(module, ParametrizationList):  # which runs when it is registered, before its model does
+                return
             handle.remove()
             if self._model_reference is None:
                 self._model_reference = weakref.ref(module)
@@ -224,7 +227,7 @@ class RunningModules:
     def _path(self, frame: FrameType) -> str:
         module: nn.Module = frame.f_locals["self"]
         names = self._names.get(module)
-        if names is None:
+        if names is None or self._model_reference is None:
             names = self._look_for(module, frame)
         if not self._was_called and module not in self._others:
             self._was_called = True
@@ -238,7 +241,8 @@ class RunningModules:
             outermost = outer = frame
             while (found := _module_frame(outer.f_back)) is not None:
                 outermost = outer = found
-            self._model_reference = weakref.ref(outermost.f_locals["self"])
+            if not isinstance(outermost.f_locals["self"], ParametrizationList):  # likewise
+                self._model_reference = weakref.ref(outermost.f_locals["self"])
         model = self._model
         if model is not None:
             self._name(model, "")  # the model may have received new modules

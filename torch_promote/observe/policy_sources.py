@@ -9,6 +9,8 @@ policy, such as a file's, count op by op.
 from __future__ import annotations
 
 import functools
+import inspect
+import linecache
 import threading
 import weakref
 from collections import Counter
@@ -23,9 +25,9 @@ from torch import nn
 from torch_promote import _C
 from torch_promote.extension import RegionSpec, policies_beyond_stock
 from torch_promote.loader import AUTOCAST_KEY
-from torch_promote.observe.call import AUTOCAST_OFF, BY_SETTER, TensorInfo
+from torch_promote.observe.call import AUTOCAST_OFF, BY_BACKWARD, BY_CUSTOM_BWD, BY_SETTER, TensorInfo, is_by_backward
 from torch_promote.observe.ops import has_row
-from torch_promote.observe.places import RunningModules, innermost_line
+from torch_promote.observe.places import RunningModules, frames, innermost_line, is_ours, place, shown_line
 from torch_promote.policy.named_policies import RECOGNIZED
 from torch_promote.policy.op_names import spell_key
 from torch_promote.policy.op_table import DEVICE_TYPES, CastPolicy, spell_policy
@@ -37,6 +39,7 @@ from torch_promote.regions.defaults import default_policy, registered_policies, 
 from torch_promote.regions.installation import installed
 from torch_promote.regions.module_forward import policy_of
 from torch_promote.regions.promotion import promotion
+from torch_promote.report.base import short_line
 
 #: Excluded while the kernel of an op runs; see csrc/policy/dispatch_state.h.
 _NOT_IN_KERNELS = torch._C.DispatchKey.ADInplaceOrView
@@ -159,7 +162,7 @@ class PolicySources:
             text = f'module policy "{path}"'
         else:
             prefix = "" if isinstance(owner, my_autocast | promotion) else f"{_INSTALLED}, "
-            text = f"{prefix}region at {innermost_line()}"
+            text = f"{prefix}{_name_here()}"
         self._known.clear()  # a new region may have the address of an old one
         opened = _C.open_regions()
         innermost, change = opened[-1]
@@ -242,6 +245,8 @@ class PolicySources:
             text = _source(self._open_regions(), name, device_type)
             if text:
                 self._said[policy, name, device_type, module] = text
+                innermost = self._open_regions()[-1].text.removeprefix(f"{_INSTALLED}, ")
+                text += f", {innermost}" * (text == STOCK and is_by_backward(innermost))
             else:
                 text = self._said.get((policy, name, device_type, module), "")
                 text = text or _source(self._by_policy.get(policy, ()), name, device_type) or _UNKNOWN
@@ -271,6 +276,13 @@ class PolicySources:
         torch.autocast_increment_nesting()  # which is what tells their number
         return "" if torch.autocast_decrement_nesting() or _C.depth() else BY_SETTER
 
+    def open_here(self) -> str:
+        """Returns the innermost region of this thread if autocast is on there, without folders; "" if it is off."""
+        if state_in_force() is None:
+            return ""
+        opened, at, line = (self._open_regions()[-1].text if _C.depth() else "a region").rpartition(" at ")
+        return f"{opened.removeprefix(f'{_INSTALLED}, ')}{at}{short_line(line)}"
+
     def _open_regions(self) -> tuple[_OpenRegion, ...]:
         """The open regions of this thread."""
         found, thread, times = [], threading.get_ident(), Counter[int]()
@@ -279,6 +291,33 @@ class PolicySources:
             known = self._regions.get((thread, address, times[address]), _OpenRegion(change, _UNKNOWN, {}))
             found.append(known._replace(change=change))
         return tuple(found)
+
+
+#: Where the wrappers that decorators of regions return have the function.
+_WRAPPERS = {"decorate_bwd": "bwd", "decorate_autocast": "func", "wrapper": "func"}
+
+
+def _name_here() -> str:
+    """The name of a region that is entered now, after the line of the program that opens it."""
+    here = place() if torch._C._current_graph_task_id() != -1 else None
+    if here is None:
+        return f"region at {innermost_line()}"
+    start = BY_BACKWARD if here.phase == "backward" else "region at "
+    if here.line:
+        return f"{start}{shown_line(here.line)}"
+    # PyTorch's code opens it: the wrapper of a decorated function, or a checkpoint. The line of backward() opens none.
+    for frame in frames():
+        name = frame.f_code.co_name
+        function: Any = frame.f_locals.get(_WRAPPERS.get(name, ""))
+        code = getattr(inspect.unwrap(function), "__code__", None)
+        if code is not None:
+            start, word = (BY_CUSTOM_BWD, "custom_bwd") if name == "decorate_bwd" else (start, "autocast")
+            file, first = code.co_filename, code.co_firstlineno  # the line of the first decorator
+            own = (line for line in range(first, first + 9) if word in linecache.getline(file, line))
+            return f"{start}{shown_line(f'{file}:{next(own, first)}')}"
+        if not is_ours(frame) and name != "__enter__":
+            return f"{start}{frame.f_code.co_filename}:{frame.f_lineno}"
+    return f"{start}a thread of autograd"
 
 
 def _source(regions: tuple[_OpenRegion, ...], name: str, device_type: str) -> str:

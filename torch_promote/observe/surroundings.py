@@ -16,6 +16,7 @@ import platform
 import sys
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -138,6 +139,7 @@ _set_hook: Callable[[Any], Any] = torch._C._dynamo.eval_frame.set_guard_complete
 _blocks: list[_Block] = []
 _before: Any = None
 _profile_before: Any = None
+_start: Any = None  # Python's method, while ours takes its place
 
 
 @dataclass(eq=False)
@@ -146,6 +148,8 @@ class _Block:
 
     thread: int
     tell: CompiledListener | None = None  # who asks for calls of compiled functions
+    region: Callable[[], str] = str  # says which region is open in the thread that calls it, "" for none
+    started_in: Counter[str] = field(default_factory=Counter)  # the threads that were started in regions
     compiled: int = 0  # the number of lookups of compiled code
     threads: list[weakref.ref[threading.Thread]] = field(default_factory=list)  # that have begun in it
     # Those of PyTorch's wrapper in the open calls of which `tell` knows.
@@ -155,18 +159,23 @@ class _Block:
 
 @contextmanager
 def watch_unseen(
-    sentences: list[Unseen], modules: RunningModules | None = None, compiled: CompiledListener | None = None
+    sentences: list[Unseen],
+    modules: RunningModules | None = None,
+    compiled: CompiledListener | None = None,
+    region: Callable[[], str] = str,
 ) -> Iterator[None]:
     """Adds a sentence for each kind of unobserved computation at the end of a block."""
     # The modules tell whether the block's model ran. `compiled` is called once for each call of a compiled function.
-    global _before, _profile_before
-    block = _Block(threading.get_ident(), compiled)
+    global _before, _profile_before, _start
+    block = _Block(threading.get_ident(), compiled, region)
     started, frames = _started_so_far(), _compiled_so_far()
     with _lock:
         if not _blocks:
             _before = _set_hook(_compiled_code_ran)
             _profile_before = threading.getprofile()
             threading.setprofile(_thread_began)
+            _start = threading.Thread.start
+            threading.Thread.start = _start_and_note  # type: ignore[method-assign]
         _blocks.append(block)
     try:
         yield
@@ -174,6 +183,8 @@ def watch_unseen(
         with _lock:
             _blocks.remove(block)
             is_counted = threading.getprofile() is _thread_began  # else other code has replaced it
+            if not _blocks and threading.Thread.start is _start_and_note:  # likewise
+                threading.Thread.start = _start  # type: ignore[method-assign]
             if not _blocks and is_counted:
                 threading.setprofile(_profile_before)
             if not _blocks:
@@ -202,6 +213,9 @@ def watch_unseen(
             sentences.append(Unseen("unknown", 0, text))
         if threads:
             text = f"Threads started in the block: {threads}. {_NOT_TRACED} Open a block in each thread."
+            for name, number in block.started_in.items():
+                text += f" Autocast was on where {number} of them were started ({name}), which acts in that thread."
+            text += " Open a region in each thread." * bool(block.started_in)
             sentences.append(Unseen("threads", threads, text))
         if processes:
             text = f"Processes started in the block, such as workers of a DataLoader: {processes}. {_NOT_TRACED}"
@@ -218,6 +232,17 @@ def watch_unseen(
                 "program calls, such as the wrapped one, or no model."
             )
             sentences.append(Unseen("model", 1, text))
+
+
+@functools.wraps(threading.Thread.start)
+def _start_and_note(self: threading.Thread) -> None:
+    for block in tuple(_blocks) if not _is_of_inductor(self) else ():
+        if name := block.region():
+            block.started_in[name] += 1
+    _start(self)
+
+
+skip_frames(_start_and_note)
 
 
 def _thread_began(frame: Any, event: str, argument: Any) -> None:

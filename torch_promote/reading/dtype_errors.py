@@ -53,6 +53,7 @@ from torch_promote.regions.installation import installed
 from torch_promote.report.base import module_name, short_line, some_of
 
 _OF_CHECKPOINT = "original forward and recomputation|different metadata than during|during recomputation than during"
+_NOT_SAVED = r"_to_copy\.default .*encountered during backward,? but not found in storage"
 #: Errors whose text names the cause, and what to do. None of them depends on a cast policy.
 _BY_TEXT = {
     "support automatic differentiation": "Calls with out= have no gradient. Assign the result in place of out=, or run "
@@ -97,6 +98,10 @@ _BY_TEXT = {
     r"Got unsupported ScalarType BFloat16": "NumPy has no bfloat16. Write x.float().numpy().",
     r"attempting to assign a gradient with dtype|assigned grad has data of a different type": (
         "A gradient has the dtype of its parameter. Write p.grad = grad.to(p.dtype)."
+    ),
+    _NOT_SAVED: (
+        "A selective checkpoint saves the casts that its forward makes. If autocast's cache had this one, open the "
+        "region with torch.autocast(..., cache_enabled=False), or run under `torch-promote run --cache none`."
     ),
     _OF_CHECKPOINT: "The recomputation of a checkpoint saved other tensors than the forward.",
     r"(result type \w+|input types) can't be cast to the desired output type (Long|Int|Short|Char|Byte|Bool)": (
@@ -172,7 +177,7 @@ def failure_of(error: BaseException | None, raised: Iterable[tuple[Call, Call]])
         found = last is not None and (
             (last.phase == "backward" and in_backward) or any(last.line and line.endswith(last.line) for line in lines)
         )
-        text = f"{type(error).__name__}: {error}"
+        text = _of_script(f"{type(error).__name__}: {error}")
         told = "" if found else f"{cure_by_text(text)}{_in_half(frames)}" or cure_of_compiled(text, _never_acts(frames))
         if not (found or told) and (_is_in_thread(frames) or _HANDED_ON.search(text)):  # which a trace does not observe
             told = _of_error(error)
@@ -182,6 +187,23 @@ def failure_of(error: BaseException | None, raised: Iterable[tuple[Call, Call]])
             return Failure(text[:2000], _custom_function(frames), found, told, _called_at(steps))
         error = error.__cause__ or error.__context__
     return None
+
+
+_IN_SCRIPT = " (in TorchScript"
+#: The lines in a traceback of TorchScript: of a graph that was traced, the innermost first; of a script, the last.
+_LINES_OF_SCRIPT = re.compile(r'(?m)^(?:  File "(.+?)", line (\d+)|(\S.*?)\((\d+)\): )')
+
+
+def _of_script(text: str) -> str:
+    """The text of an error; of one with a traceback of TorchScript, its last line and the line of the program."""
+    if "failed in the TorchScript interpreter" not in text:
+        return text
+    lines = _LINES_OF_SCRIPT.findall(text)
+    lines = [
+        (scripted or traced, a or b) for scripted, a, traced, b in (lines if lines[:1] and lines[0][2] else lines[::-1])
+    ]
+    own = [f", {short_line(file)}:{line}" for file, line in lines if "-packages" not in file]
+    return f"{text.rstrip().splitlines()[-1]}{_IN_SCRIPT}{own[0] if own else ''})"
 
 
 #: What runs the function of a thread.
@@ -263,19 +285,27 @@ def describe_raised(raised: tuple[Call, Call]) -> str:
     """Returns the call that raised, with its tensors and its place."""
     call, first = raised
     inside = f" (in it, {first.name} of {_tensors(first.ran_with)})" if first is not call else ""
-    autocast = ", ".join(f"{device} {dtype_name(dtype)}" for device, dtype in call.autocast)
+    autocast = spell_autocast(call.autocast) or "off"
     policy = f", policy {call.policy_name} by {call.reason}" if call.policy_name else ""
     place = f"{call.phase}, module {module_name(call.module)}" + (f", {short_line(call.line)}" if call.line else "")
     place += _in_compiled(call.line) if call.policy_source == COMPILED else ""
-    return f"{call.name} of {_tensors(call.inputs)}{inside}: {place}, autocast {autocast or 'off'}{policy}"
+    return f"{call.name} of {_tensors(call.inputs)}{inside}: {place}, autocast {autocast}{policy}"
 
 
 def short_source(text: str) -> str:
     """Returns who has set a policy, or switched autocast off, without folders, and as the program spells it."""
-    before, at, line = text.partition("region at ")
-    if before.endswith("install, ") and before.startswith((AUTOCAST_OFF, "no region")):
-        before, at = before.removesuffix("install, "), "torch.autocast at "
-    return f"{before}{at}{short_line(line)}" if at else text
+    found = re.fullmatch(r"(.*?)(install, )?(region)( of custom_bwd| opened in the backward|) at (.*)", text)
+    if found is None:
+        return text
+    before, by_install, region, by, line = found.groups("")
+    if by_install and before.startswith((AUTOCAST_OFF, "no region")):
+        by_install, region, by = ("", "", "custom_bwd") if "custom_bwd" in by else ("", "torch.autocast", by)
+    return f"{before}{by_install}{region}{by} at {short_line(line)}"
+
+
+def spell_autocast(autocast: Iterable[tuple[str, torch.dtype]]) -> str:
+    """Returns the device types for which autocast is on, with their dtypes: "cpu bfloat16"."""
+    return ", ".join(f"{device} {dtype_name(dtype)}" for device, dtype in autocast)
 
 
 def _in_compiled(line: str) -> str:
@@ -314,7 +344,7 @@ def differs_in_recomputation(failure: Failure, calls: Iterable[Call]) -> str:
 
 
 def _tensors(infos: Sequence[TensorInfo]) -> str:
-    return some_of((f"{one.name} {dtype_name(one.dtype)}{list(one.shape)}" for one in infos), 6)
+    return some_of((f"{one.name} {one.dtype_and_shape}" for one in infos), 6)
 
 
 def cure_by_text(text: str) -> str:
@@ -330,14 +360,23 @@ def cure_of(raised: tuple[Call, Call], failure: Failure | None, calls: Iterable[
         for one in (calls if call.phase == "backward" else ())
         if one.own and one.autocast and (one.phase, one.module, one.line) == ("forward", call.module, call.line)
     )
+    if failure is not None and re.search(_NOT_SAVED, failure.text):
+        return Cure(f"{cure_by_text(failure.text)}{_reused_in_forward(call, calls)}", {})
     cure = _cure(raised, failure, next((one for one in forwards if one.op.partition("::")[2] in first.op), None))
     if not cure.text or cure.overrides or len({one.dtype for one in _floats(call.inputs)}) < 2:
         return cure
-    return replace(cure, text=f"{cure.text}{_made_by(call, list(calls))}")
+    return replace(cure, text=f"{cure.text}{made_by(call, list(calls))}")
 
 
-def _made_by(call: Call, calls: Sequence[Call]) -> str:
-    """Says which calls of the program before a call returned tensors like its own, the last first; "" for none."""
+def _reused_in_forward(call: Call, calls: Iterable[Call]) -> str:
+    """Says which casts of a call the forward took from the cache; "" for none."""
+    same = (one for one in calls if (one.phase, one.name, one.module) == ("forward", call.name, call.module))
+    reused = dict.fromkeys(cast.argument for one in same for cast in one.casts if cast.reused)
+    return f" The forward of this call took these casts from the cache: {some_of(reused)}." if reused else ""
+
+
+def made_by(call: Call, calls: Sequence[Call]) -> str:
+    """Returns which calls of the program before a call returned tensors like its own, the last first; "" for none."""
     before = [one for one in calls[: calls.index(call)] if one.own and one.outputs] if call in calls else []
     found = []
     for info in _floats(call.inputs):
@@ -389,15 +428,18 @@ def _cure(raised: tuple[Call, Call], failure: Failure | None, forward: Call | No
             return Cure(_override(key, policy, tried=True), {key: policy}, tried=True)
     if torch.float64 in floats and len(floats) > 1:
         doubles = ", ".join(one.name for one in call.inputs if one.dtype is torch.float64)
-        return Cure(f"Autocast casts no float64. Make {doubles} float32 in the code, with .float().", {})
+        return Cure(f"Autocast casts no float64. Make {doubles} float32 in the code, with .float() {_NOT_TRIED}.", {})
     by_hand, cast = _by_hand(call)
     if repeats and _outcome(replace(call, inputs=cast), _in_force(call)) != "":
         return Cure("No cast policy cures it." if is_about_dtypes(text) else "", {})
     if not repeats and not is_about_dtypes(text):
         return Cure("", {})
+    by_hand = "" if _IN_SCRIPT in text else by_hand.replace(_NOT_TRIED, _TRIED) if repeats else by_hand
     module = ""
     if call.module and not call.module[0].isupper() and len(floats) == 1 and not call.composite:
-        module = f' Or run the module in float32: tp.set_module_policy(model, {{"{call.module}": "fp32"}}).'
+        module = (
+            f' Or run the module in float32: tp.set_module_policy(model, {{"{call.module}": "fp32"}}) {_NOT_TRIED}.'
+        )
     return Cure(f"No cast policy cures it. {by_hand}{module}".rstrip(), {})
 
 
@@ -426,7 +468,7 @@ def _of_a_backward(infos: Sequence[TensorInfo], function: str, name: str = "", f
         return (
             f"The backward of the autograd.Function {function.rpartition('.')[0] or function} runs with autocast off. "
             f'If its forward ran with autocast on, decorate it with torch.amp.custom_fwd(device_type="{device}"), and '
-            f'the backward with torch.amp.custom_bwd(device_type="{device}").'
+            f'the backward with torch.amp.custom_bwd(device_type="{device}") {_NOT_TRIED}.'
         )
     dtypes = sorted({dtype_name(one.dtype) for one in infos if _is_float(one.dtype)})
     if len(dtypes) < 2:
@@ -436,7 +478,7 @@ def _of_a_backward(infos: Sequence[TensorInfo], function: str, name: str = "", f
         key = forward.op.removeprefix("aten::")
         if selects(key, "fp32", forward.name):
             how = f", or run it in float32: {_override(key, 'fp32', tried=False)}"
-    return f"The call of the backward got two dtypes ({', '.join(dtypes)}), and takes one. Cast in the forward{how}"
+    return f"The call of the backward got several dtypes ({', '.join(dtypes)}). Cast in the forward{how}"
 
 
 def _of_a_step(infos: Iterable[TensorInfo]) -> str:
@@ -453,19 +495,26 @@ def _with_autocast_off(call: Call, text: str) -> Cure:
     compiled = call.policy_source == COMPILED
     by_hand, cast = _by_hand(call, _OF_COMPILED if compiled else _AT_LINE)
     again = _outcome(call, {})
-    if again and _alike(again, text or again) and is_about_dtypes(_outcome(replace(call, inputs=cast), {}) or ""):
-        by_hand = ""  # another error may be one of the made-up values
+    if again and _alike(again, text or again):
+        outcome = _outcome(replace(call, inputs=cast), {})
+        by_hand = by_hand.replace(_NOT_TRIED, _TRIED) if outcome == "" else by_hand
+        by_hand *= not is_about_dtypes(outcome or "")  # another error may be one of the made-up values
+    by_hand *= _IN_SCRIPT not in text  # whose ops have no line
     source = short_source(call.policy_source)
     by = f", by {source.removeprefix(AUTOCAST_OFF)}" * source.startswith(AUTOCAST_OFF)
     by = f" ({source})" if source.startswith("no region") else by
     off = _IN_GRAPH if compiled else f"Autocast is off there{by}, so no override acts. "
-    off = f"Autocast is on by {BY_SETTER}, so no override acts. " if call.policy_source == BY_SETTER else off
     device = next((one.device.partition(":")[0] for one in call.inputs), "cpu")
+    if call.policy_source == BY_SETTER:
+        off = f"Autocast is on by {BY_SETTER}, so no override acts. "
+        if device not in dict(call.autocast):
+            off += f"It is on for {' and '.join(dict(call.autocast))}, and the tensors are on {device}: "
+            off += f'torch.set_autocast_enabled("{device}", True) {_NOT_TRIED}. '
     lower = next((one.dtype for one in call.inputs if one.dtype in LOWER_DTYPES), torch.bfloat16)
     in_region = ""
     if not source.startswith(AUTOCAST_OFF) and _outcome(call, {}, ((device, lower),)) == "" and _outcome(call, {}):
         in_region = (
-            " Or open a region around it and the ops that take its result (tried for the call alone): "
+            f"{' Or open' if by_hand else 'Open'} a region around it and the ops that take its result {_TRIED}: "
             f'torch.autocast("{device}", {lower}).'
         )
     if not (by_hand or in_region):
@@ -473,6 +522,7 @@ def _with_autocast_off(call: Call, text: str) -> Cure:
     return Cure(f"{off}{by_hand}{in_region}{f' {_UNCOMPILED}' * compiled}", {})
 
 
+_NOT_TRIED, _TRIED = "(not tried)", "(tried for the call alone)"
 #: In which code to cast, if the program's line makes the call, calls a function of PyTorch's, or calls a graph.
 _AT_LINE, _CALLING, _OF_COMPILED = ", at that line", " that calls it", " of that function"
 _IN_GRAPH = "An override acts only where the function is compiled. "
@@ -480,7 +530,7 @@ _UNCOMPILED = "With TORCH_COMPILE_DISABLE=1, `torch-promote trace` names the cal
 
 
 def _by_hand(call: Call, place: str = _AT_LINE) -> tuple[str, tuple[TensorInfo, ...]]:
-    """Returns what to write in the code, and the tensors after it; "" and the same tensors if there is nothing."""
+    """Returns what to write in the code, not tried, and the tensors then; "" and the same ones if there is nothing."""
     infos = _floats(call.inputs)
     dtypes = list(dict.fromkeys(one.dtype for one in infos))
     if len(dtypes) < 2:
@@ -498,14 +548,18 @@ def _by_hand(call: Call, place: str = _AT_LINE) -> tuple[str, tuple[TensorInfo, 
     cast = tuple(replace(one, dtype=target) if one in infos else one for one in call.inputs)
     hidden = "out" * (place == _OF_COMPILED)  # a tensor of the graph
     changed = ", ".join(one.name for one in infos if one.dtype is not target and one.name != hidden)
-    result = "a real tensor of its complex result, such as .real," if _MAKES_COMPLEX.search(call.op) else "its result"
-    back = f", and {result} back with .to({dtypes[0]}), if the next op needs it" if len(dtypes) == 1 else ""
+    back = f", and its result back with .to({dtypes[0]}), if the next op needs it" if len(dtypes) == 1 else ""
+    if back and _MAKES_COMPLEX.search(call.op):
+        back = (
+            ", and what its complex64 result meets with .to(torch.complex64). Cast the real tensor that comes of these "
+            f"back with .to({dtypes[0]}), if the next op needs it"
+        )
     others = [one.name for one in infos if one.dtype is target]
     writes = call.op.endswith("_") or any(name.endswith("out") for name in others)
     if len(dtypes) == 2 and len(others) < 3 and not (writes or target.is_complex or torch.float64 in dtypes):
         (other,) = {*dtypes} - {target}
         back = f". Or cast {', '.join(others)} with .to({other}), if the ops after it need that"
-    return f"In the code{place}: cast {changed} with .to({target}){back}.", cast
+    return f"In the code{place}: cast {changed} with .to({target}) {_NOT_TRIED}{back}.", cast
 
 
 def _floats(infos: Iterable[TensorInfo]) -> list[TensorInfo]:
@@ -542,7 +596,7 @@ def _override(key: str, policy: str, tried: bool) -> str:
 
 def _in_force(call: Call) -> dict[str, str]:
     """The override under which the call raised, if there was one."""
-    set_by, own = call.policy_source, ("region at", "install,", "register_policy")
+    set_by, own = call.policy_source, ("region ", "install,", "register_policy")
     if not set_by.startswith(own) and not set_by.endswith(DEFAULT_POLICY):
         return {}
     return {call.name.removeprefix("aten::"): call.policy_name} if call.policy_name else {}
@@ -559,16 +613,12 @@ def _outcome(
             op, args = _rebuilt(call)
         except (LookupError, TypeError, ValueError, RuntimeError, AssertionError, AttributeError):
             return
-        regions = [
-            my_autocast(device, dtype, overrides=overrides)
-            for device, dtype in (call.autocast if autocast is None else autocast)
-        ]
         with contextlib.ExitStack() as stack, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             stack.enter_context(torch.no_grad())
             stack.enter_context(torch.random.fork_rng([]))
-            for region in regions:
-                stack.enter_context(region)
+            for device, dtype in call.autocast if autocast is None else autocast:  # of which one may not be here
+                stack.enter_context(my_autocast(device, dtype, overrides=overrides))
             try:
                 op(*args)
                 found[0] = ""
@@ -588,6 +638,8 @@ def _rebuilt(call: Call) -> tuple[Any, list[Any]]:
     if namespace != "aten":
         raise ValueError("a library's op may do more than compute, such as talk to other processes")
     op = getattr(getattr(getattr(torch.ops, namespace), name), call.overload or "default")
+    if any(one.strides == () for one in call.inputs):
+        raise ValueError("the sizes of a nested tensor are unknown")
     if sum(functools.reduce(lambda a, b: a * b, one.shape, 1) for one in call.inputs) > _MOST_ELEMENTS:
         raise ValueError("it is too large")
     chosen = next((one.shape[0] for one in call.inputs if one.name == "values" and one.shape), 0)

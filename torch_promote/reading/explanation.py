@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from torch_promote.errors import OptionError, did_you_mean
-from torch_promote.observe.call import BY_SETTER, Call, TensorInfo
+from torch_promote.observe.call import AUTOCAST_OFF, BY_CUSTOM_BWD, BY_SETTER, Call, TensorInfo, is_by_backward
 from torch_promote.policy.op_table import FLOAT8_POLICIES, CastPolicy
 from torch_promote.policy.overrides import why_illegal
-from torch_promote.reading.dtype_errors import cure_of, describe_raised, short_source
+from torch_promote.reading.dtype_errors import cure_of, describe_raised, made_by, short_source, spell_autocast
 from torch_promote.reading.findings import is_delicate, promoted, savings
 from torch_promote.recording.recording import CallGroup, Place
-from torch_promote.reference.dtypes import dtype_name
+from torch_promote.reference.dtypes import LOWER_DTYPES, dtype_name
 from torch_promote.regions.defaults import DEFAULT_POLICY
 from torch_promote.regions.float8 import product_on
 from torch_promote.report.base import (
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 _NAMED, _ADVISED, _IN_ERRORS = 4, 2, 5
 #: The fact that the calls made the first inf or NaN of the trace.
 _MADE = "made the first inf or NaN"
+_LOWER = tuple(map(dtype_name, LOWER_DTYPES))
 _TO_LOWER = "lower", "in the autocast dtype instead of float32"
 #: What another policy of an op would be, and its effect.
 _OTHER_POLICY = {
@@ -163,10 +164,12 @@ class _Explainer:
             if any(wants((call.name, call.module, call.line)) for call in dict.fromkeys(one))
         ]
         self.whole = CallGroup("")
+        self.rules: Counter[tuple[str, str]] = Counter()  # of all calls, by module
         self.groups: dict[tuple[str, str], CallGroup] = {}
         self.lines: Counter[str] = Counter()
         ops: dict[str, CallGroup] = {}
         for (op, module, line), group in report.groups().items():
+            self.rules.update({(module, rule): count for rule, count in group.rules.items()})
             if not wants((op, module, line)):
                 continue
             for sums in (self.groups.setdefault((op, module), CallGroup(op)), ops.setdefault(op, CallGroup(op))):
@@ -234,6 +237,8 @@ class _Explainer:
         reasons["autocast has none for the op"] = len(without) - reasons["autocast was off"]
         reasons["not known, beyond max_calls"] = whole.calls - whole.policies.total() - reasons.total()
         yield "without a policy", _counts(reasons)
+        if self.kind != "module":
+            yield from self._off()
         parts: Counter[str] = Counter()
         for one in self.casts:
             parts[f"{one.argument} ({one.kind}) {one.from_dtype} -> {one.to_dtype}"] += one.made
@@ -243,6 +248,16 @@ class _Explainer:
         yield "not in the trace", " ".join(one for one in report.not_seen if one.kind == "threads")
         yield "raised", f"{whole.errors:,}" if whole.errors else ""
         yield "raised last", describe_raised(self.raised[-1]) if self.raised else ""
+
+    def _off(self) -> Iterator[tuple[str, str]]:
+        """Yields who has switched autocast off for others of the modules' calls, and where tensors come from then."""
+        modules = {module for _, module in self.groups}
+        off = {one: n for (path, one), n in self.rules.items() if path in modules and one.startswith(AUTOCAST_OFF)}
+        found = [call for call in self.stored if call.own and call.phase == "forward" and not call.autocast]
+        if off and found:  # for an op without a policy, the record does not say who has
+            yield "in the same modules", "" if off.keys() & self.whole.rules.keys() else _counts(Counter(off))
+            low = next((call for call in found if call.dtypes.startswith(_LOWER)), None)
+            yield "its tensors", "" if low is None else made_by(low, list(self.report.calls)).strip()
 
     def _advice(self) -> Iterator[str]:
         """Yields the suggested changes: of policies, then of the cache."""
@@ -254,18 +269,43 @@ class _Explainer:
                 yield f"What cures the error: {cure}"
         if self.first_nonfinite is not None:
             yield "tp.find_nonfinite() tells whether the dtype of that call is to blame, and finds a policy for it."
-        backward = [op for op, group in self.ops.items() if group.policies and set(group.phases) == {"backward"}]
+        backward = [
+            op
+            for op, group in self.ops.items()
+            if group.policies and set(group.phases) == {"backward"} and not any(map(is_by_backward, group.policies))
+        ]
         if backward:
             yield (
-                f"{some_of(backward)}: the backward ran inside of the autocast region, which casts there as well. Call "
-                "backward() after the region, so that it runs in the dtypes of the forward."
+                f"{some_of(backward)}: autocast was on in the backward, and casts there as well. If a region is open "
+                "where backward() is called, call it after the region, so that it runs in the dtypes of the forward."
             )
+        yield from islice(dict.fromkeys(self._of_backwards_regions()), _ADVISED)
         others = (self._other_policy(op) for op, group in self.ops.items() if group.policies and op not in backward)
         yield from islice(filter(None, others), _ADVISED)
         yield from islice(self._promoting(), _ADVISED)
         for one in savings(self.stored):
             if "cache=" in one.remedy:
                 yield f"{one.remedy}: {one.casts:,} casts ({size(one.bytes)}). {one.effect}"
+
+    def _of_backwards_regions(self) -> Iterator[str]:
+        """Yields what differs between a region that a backward has opened and the forward or the tensors."""
+        for text in self.whole.rules:
+            if text.startswith("no region for ") and BY_CUSTOM_BWD in text:
+                device = f'device_type="{text.removeprefix("no region for ").partition(":")[0]}"'
+                yield f"{short_source(text)}. Decorate with custom_fwd({device}) and custom_bwd({device})."
+        forward: dict[str, set[tuple[tuple[str, torch.dtype], ...]]] = {}
+        for call in self.report.calls:
+            if call.phase == "forward" and call.autocast:
+                forward.setdefault(call.module, set()).add(call.autocast)
+        for call in self.stored:
+            ran = forward.get(call.module, {call.autocast})
+            if call.phase == "backward" and is_by_backward(call.policy_source) and call.autocast not in ran | {()}:
+                region = short_source(call.policy_source).removeprefix("PyTorch's table, ")
+                other = " or ".join(sorted(map(spell_autocast, ran)))
+                yield (
+                    f"The {region} is of {spell_autocast(call.autocast)}; the forward of module "
+                    f"{module_name(call.module)} ran in {other}. Open both with one dtype."
+                )
 
     def _promoting(self) -> Iterator[str]:
         """Yields how to keep ops in low precision whose float32 operand, such as a bias, is the smaller one."""
@@ -282,7 +322,8 @@ class _Explainer:
 
     def _other_policy(self, op: str) -> str:
         group = self.ops[op]
-        policy, _, policy_source = group.policies.most_common(1)[0][0].partition(": ")
+        known = (text for text, _ in group.policies.most_common() if not is_by_backward(text))
+        policy, _, policy_source = next(known, "").partition(": ")
         if policy_source.startswith(("region at", "module policy", "install,")) or policy_source.endswith(
             DEFAULT_POLICY
         ):

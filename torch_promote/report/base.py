@@ -488,8 +488,8 @@ def _short_dtypes(text: str) -> str:
 def _short_policy(text: str) -> str:
     """Returns a policy, and its source unless that is PyTorch's table: "fp32 (region at train.py:41)"."""
     policy, _, source = text.partition(": ")
-    head, region, place = source.partition("region at ")
-    source = f"{head}{region}{short_line(place)}" if region else source
+    head, at, place = source.rpartition(" at ")
+    source = f"{head}{at}{short_line(place)}" if "region" in head else source
     return f"{policy} ({source})" if source not in ("", "PyTorch's table") else policy
 
 
