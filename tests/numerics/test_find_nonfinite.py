@@ -1508,7 +1508,10 @@ def test_gradients_of_a_skipped_step_that_are_not_cleared(how: str) -> None:
     if is_wrong:
         assert "The gradients of step 0, which GradScaler skipped, were not cleared before the backward at " in verdict
         assert f"{Path(__file__).name}:" in verdict
-        assert "added to them: clear them (optimizer.zero_grad()) after a skipped step, too; GradScaler skipped all 5 steps, " in verdict
+        assert (
+            "added to them: clear them (optimizer.zero_grad()) after a skipped step, too; GradScaler skipped all 5 "
+            in verdict
+        )
         for said in ("GradScaler(init_scale", "without the scale, so it fits", "not observed", "first overflow"):
             assert said not in str(report)
         assert report.attempts == []
@@ -1524,3 +1527,24 @@ def test_gradients_that_are_not_finite_when_the_block_begins() -> None:
     assert report.origin is not None
     assert report.origin.kind == "data"
     assert [one.nans for one in report.origin.inputs] == [4, 0]
+
+
+@pytest.mark.parametrize("scale", [None, 0.5])
+def test_a_gradient_that_is_too_large_for_float16_without_a_scale(scale: float | None) -> None:
+    """The report says with which factor of the loss it fits; a loss with that factor has finite gradients."""
+    x = torch.ones(2, dtype=HALF, requires_grad=True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=scale or 1.0, enabled=scale is not None)
+
+    def backward(factor: float) -> NonfiniteReport:
+        x.grad = None
+        return find(lambda: scaler.scale((x.float() * 2e5).sum() * factor).backward())
+
+    report = backward(1.0)
+    assert report.origin is not None
+    assert report.origin.kind == "overflow in a cast"
+    size = "2e+05" if scale is None else "1e+05"
+    assert f"A finite value of self became infinite when it was cast: {size} is too large for float16" in str(report)
+    assert "This gradient is 2e+05 without a scale, and fits if the loss is multiplied by 0.25 or less." in str(report)
+    assert not backward(0.25 / (scale or 1.0)).found
+    assert "This gradient is" not in str(find(lambda: big(1e5).to(HALF)))
+    assert "1e+05 is too large for float16" in str(find(lambda: big(1e5).to(HALF)))

@@ -201,7 +201,7 @@ class ScaledGradients:
     _refused: dict[int, tuple[StorageWeakRef, int, str | None]] = field(default_factory=dict)
     _line: str = ""  # of the backward of a loss that runs, or ran last
     _held: dict[int, _Held] = field(default_factory=dict)  # by the address of a storage
-    _is_backward_of_one: bool = False  # whether the backward that runs, or ran last, is of a scaled loss
+    is_backward_of_one: bool = False  # whether the backward that runs, or ran last, is of a scaled loss
 
     def begin(self, scale: float, is_overflow: bool) -> None:
         """A loss is multiplied by the scale. `is_overflow`: its values come from an overflow that was divided."""
@@ -271,12 +271,12 @@ class ScaledGradients:
                 if is_new or (held != "scaled gradient" and (has_scale or held == "computed from these")):
                     self._hold([one], "computed from these" if has_scale else None)
         if (loss := loss_of(watched.call, watched.args)) is not None:
-            self._is_backward_of_one, self._line = "scaled loss" in self._held_by([loss]), watched.call.line
+            self.is_backward_of_one, self._line = "scaled loss" in self._held_by([loss]), watched.call.line
             self._forget("gradient without scale")
-            self._hold(made if not self._is_backward_of_one else (), "gradient without scale")
+            self._hold(made if not self.is_backward_of_one else (), "gradient without scale")
 
     def _follow_backward(self, watched: WatchedCall, made: set[int], read: set[_Held]) -> None:
-        if self._is_backward_of_one:
+        if self.is_backward_of_one:
             self._hold(made, "scaled gradient")
             return
         is_plain = "gradient without scale" in read and not read & {"scaled gradient", "scale"}
@@ -776,6 +776,8 @@ class NonfiniteFinder:
                 text = (*text, _BACKWARD_WITHOUT_REGION)
             if verdict.kind == "overflow in the op" and text[-1] in (WITHOUT_REGION, _BACKWARD_WITHOUT_REGION):
                 text = (*text, _TOO_LARGE.format(dtype=dtype_name(_lower_dtype(watched))))
+        if verdict.kind == "overflow in a cast" and not text:
+            text = self._tell_cast(watched, verdict, name)
         if verdict.kind == "mathematics" and not text:
             here = "origin", call.name, call.module, call.line
             self._looks[here] += 1
@@ -798,6 +800,26 @@ class NonfiniteFinder:
         outputs = tuple(TensorRange.of(one.name, to) for one, to in zip(call.outputs, watched.results, strict=True))
         found_in = verdict.inner, inputs, outputs, verdict.argument, name
         return NonfiniteOrigin(call, verdict.kind, *found_in, text=text, step=step)
+
+    def _tell_cast(self, watched: WatchedCall, verdict: Verdict, node: str) -> tuple[str, ...]:
+        """Says what is too large for a dtype, and for a gradient with which factor of the loss it is not."""
+        source, lower = dict(watched.tensors).get(verdict.argument), _lower_dtype(watched)
+        (low, high), largest = extremes([source])[0] if source is not None else FINITE, torch.finfo(lower).max
+        size = max(abs(low), abs(high))
+        if not largest < size < math.inf:
+            return ()
+        what = WHY[verdict.kind].format(argument=verdict.argument)
+        told = f"{what[:-1]}: {size:.3g} is too large for {dtype_name(lower)}, whose largest number is {largest:,.6g}."
+        unscaled = size / (self._scaled.scale if self._scaled.scale and self._scaled.is_backward_of_one else 1)
+        if not node.startswith("ToCopyBackward") or unscaled <= largest:
+            return (told,)
+        fits = 2.0 ** math.floor(math.log2(largest / unscaled))
+        return (
+            told,
+            f"This gradient is {unscaled:.3g} without a scale, and fits if the loss is multiplied by {fits:g} or less. "
+            "An op in float32 moves the cast to the call before it, where it fits only if the op's backward makes it "
+            "smaller.",
+        )
 
     def _look_for_zeros(self, watched: WatchedCall) -> None:
         """Repeats the first calls of a backward from each place in float32, and those with nothing but zeros."""
@@ -1098,6 +1120,8 @@ def _in_terms_of(parent: WatchedCall, watched: WatchedCall, verdict: Verdict) ->
     passed = dict(watched.tensors).get(verdict.argument)
     arguments = [*parent.tensors, *tensor_arguments(parent.facts.op, parent.cast_args or ())]
     name = next((name for name, tensor in arguments if tensor is passed), "")
+    if not name and parent.facts.is_cast:  # in a backward, objects differ
+        name = parent.tensors[0][0]
     return Verdict(verdict.kind, verdict.inner, name, verdict.text)
 
 
