@@ -26,6 +26,7 @@ from torch_promote.numerics.find_nonfinite import NonfiniteReport as NonfiniteRe
 from torch_promote.numerics.nonfinite import BenignKind as BenignKind
 from torch_promote.numerics.nonfinite import NonfiniteKind as NonfiniteKind
 from torch_promote.numerics.nonfinite import NonfiniteOrigin as NonfiniteOrigin
+from torch_promote.numerics.nonfinite import OptimizerSteps as OptimizerSteps
 from torch_promote.numerics.nonfinite import ScalerSteps as ScalerSteps
 from torch_promote.numerics.tuning import Candidate as Candidate
 from torch_promote.numerics.tuning import Certificate as Certificate

@@ -7,6 +7,7 @@ import functools
 import json
 import pickle
 import random
+import re
 import sys
 import threading
 import weakref
@@ -1441,3 +1442,109 @@ def test_a_step_that_the_scaler_skipped_is_a_step_of_an_origin() -> None:
     assert report.origin is not None
     assert (report.origin.op, report.origin.step) == ("aten::div", 2), str(report)
     assert report.scaler.skipped == 2
+
+
+def two_optimizers(init_scale: float = 2.0**16) -> Callable[[], None]:
+    """A step of a GAN: the critic's gradients fit with a scale of 2 ** 13, the generator's with one of 2 ** 15."""
+    critic, generator = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4))
+    of_critic, of_generator = torch.optim.SGD([critic], 1e-6), torch.optim.SGD([generator], 1e-6)
+    scaler = torch.amp.GradScaler("cpu", init_scale=init_scale)
+
+    def step() -> None:
+        of_critic.zero_grad()
+        scaler.scale((critic * generator.detach()).to(HALF).float().sum() * 4).backward()
+        scaler.unscale_(of_critic)
+        nn.utils.clip_grad_norm_([critic], 1.0)
+        scaler.step(of_critic)
+        of_generator.zero_grad()
+        scaler.scale((critic * generator).to(HALF).float().sum()).backward()
+        scaler.step(of_generator)
+        scaler.update()
+
+    return step
+
+
+def test_a_backward_that_adds_to_gradients_of_a_skipped_step_which_the_program_then_clears() -> None:
+    step = two_optimizers()
+    report = find(lambda: [step() for _ in range(5)])
+    assert not report.found, str(report)
+    assert not report.scaler.never_stepped
+    assert "not cleared" not in str(report)
+    assert [(one.name, one.skipped, one.count) for one in report.scaler.optimizers] == [("SGD", 3, 5), ("SGD", 1, 5)]
+    first, second = (f"SGD ({Path(__file__).name}:{one.line.rpartition(':')[2]})" for one in report.scaler.optimizers)
+    said = re.sub(r"\((?:[^ ()]*/)?(\w+\.py:\d+)\)", r"(\1)", str(report))
+    assert said.startswith(f"GradScaler skipped 3 of 5 steps of {first} and 1 of 5 steps of {second}; otherwise no inf")
+    assert "skipped steps: In 3 of 5 updates, the last of them update 2 (from 0), a scaled gradient was not fin" in said
+    again = NonfiniteReport.from_dict(report.to_dict())
+    assert again.scaler == report.scaler
+
+
+def test_an_optimizer_that_steps_each_time_that_another_one_is_skipped() -> None:
+    step = two_optimizers(init_scale=2.0**15)
+    report = find(lambda: [step() for _ in range(2)])
+    assert (report.scaler.skipped, report.scaler.count, report.scaler.never_stepped) == (2, 2, False)
+    assert "changed no weight" not in str(report)
+
+
+@pytest.mark.parametrize("how", ["never", "after a step", "sets to none", "zeros"])
+def test_gradients_of_a_skipped_step_that_are_not_cleared(how: str) -> None:
+    weight = nn.Parameter(torch.ones(4))
+    scaler, optimizer = torch.amp.GradScaler("cpu", init_scale=2.0**17), torch.optim.SGD([weight], 1e-6)
+
+    def run() -> None:
+        for _ in range(5):
+            scaler.scale(((weight * 2).to(HALF).float() * torch.tensor([1.0, -1.0, 0.0, 1.0])).sum()).backward()
+            scale = scaler.get_scale()
+            scaler.step(optimizer)
+            scaler.update()
+            if how in ("sets to none", "zeros") or (how == "after a step" and scaler.get_scale() >= scale):
+                optimizer.zero_grad(set_to_none=how != "zeros")
+
+    report = find(run)
+    assert not report.found, str(report)
+    is_wrong = how in ("never", "after a step")
+    assert report.scaler.skipped == (5 if is_wrong else 2)
+    verdict = report.content().verdict
+    if is_wrong:
+        assert "The gradients of step 0, which GradScaler skipped, were not cleared before the backward at " in verdict
+        assert f"{Path(__file__).name}:" in verdict
+        assert (
+            "added to them: clear them (optimizer.zero_grad()) after a skipped step, too; GradScaler skipped all 5 "
+            in verdict
+        )
+        for said in ("GradScaler(init_scale", "without the scale, so it fits", "not observed", "first overflow"):
+            assert said not in str(report)
+        assert report.attempts == []
+        assert NonfiniteReport.from_dict(report.to_dict()).content().verdict == verdict
+    else:
+        assert "not cleared" not in str(report)
+
+
+def test_gradients_that_are_not_finite_when_the_block_begins() -> None:
+    weight = nn.Parameter(torch.ones(4))
+    weight.grad = torch.full((4,), NAN)
+    report = find(lambda: (weight * 2).sum().backward())
+    assert report.origin is not None
+    assert report.origin.kind == "data"
+    assert [one.nans for one in report.origin.inputs] == [4, 0]
+
+
+@pytest.mark.parametrize("scale", [None, 0.5])
+def test_a_gradient_that_is_too_large_for_float16_without_a_scale(scale: float | None) -> None:
+    """The report says with which factor of the loss it fits; a loss with that factor has finite gradients."""
+    x = torch.ones(2, dtype=HALF, requires_grad=True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=scale or 1.0, enabled=scale is not None)
+
+    def backward(factor: float) -> NonfiniteReport:
+        x.grad = None
+        return find(lambda: scaler.scale((x.float() * 2e5).sum() * factor).backward())
+
+    report = backward(1.0)
+    assert report.origin is not None
+    assert report.origin.kind == "overflow in a cast"
+    size = "2e+05" if scale is None else "1e+05"
+    assert f"A finite value of self became infinite when it was cast: {size} is too large for float16" in str(report)
+    assert "This gradient is 2e+05 without a scale, and fits if the loss is multiplied by 0.25 or less." in str(report)
+    assert not backward(0.25 / (scale or 1.0)).found
+    assert "This gradient is" not in str(find(lambda: big(1e5).to(HALF)))
+    assert "1e+05 is too large for float16" in str(find(lambda: big(1e5).to(HALF)))

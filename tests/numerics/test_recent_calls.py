@@ -306,8 +306,11 @@ NOTHING = "no call that its arguments come from ran in a lower dtype: autocast i
         (lambda: masked(linear(1)) - masked(linear(1)), ["It subtracts inf from inf of the same sign in 2"]),
         (lambda: (linear(1) * 0).pow(-0.5), ["2 numbers are 0, and the exponent is below 0."]),
         (lambda: linear(99).float().exp(), ["exp is inf above 88.72 in float32."]),
-        (lambda: (linear(1) * 0).log(), ["2 of 2 values are on the border of 0 to inf: clamp them, or add a"]),
-        (lambda: linear(-1).sqrt(), ["2 of 2 values are outside of 0 to inf: clamp them."]),
+        (
+            lambda: (linear(1) * 0).log(),
+            ["2 of 2 values are on the border of 0 to inf: clamp them, x.clamp(min=eps) with", ", or add a"],
+        ),
+        (lambda: linear(-1).sqrt(), ["2 of 2 values are outside of 0 to inf: clamp them, x.clamp(min=eps) with"]),
         (lambda: linear(-999).float().exp().log(), ["x, in place of log(exp(x)), computes the same"]),
         (
             lambda: torch._weight_norm(torch.zeros(2, 3), torch.ones(2, 1)) * linear(1)[0, 0],
@@ -342,6 +345,30 @@ def test_what_is_said_of_mathematics(program: Callable[[], Any], texts: list[str
     assert "another dtype" not in str(report)
     made = re.findall(r"made by (.+)", str(report))
     assert len(set(made)) == len(made)
+
+
+@pytest.mark.parametrize("dtype", [BFLOAT16, torch.float32])
+@pytest.mark.parametrize(
+    ("op", "value"),
+    [
+        *((op, value) for op in (torch.acos, torch.asin, torch.atanh) for value in (-1.0, 1.0, 2.0)),
+        *((torch.acosh, 1.0), (torch.log1p, -1.0), (torch.log, 0.0), (torch.log, -1.0), (torch.sqrt, -1.0)),
+    ],
+)
+def test_the_clamp_that_is_advised_makes_an_op_and_its_derivative_finite(
+    op: Callable[[torch.Tensor], torch.Tensor], value: float, dtype: torch.dtype
+) -> None:
+    x = torch.full((2,), value, dtype=dtype, requires_grad=True)
+    said = str(find(lambda: op(x).sum().backward(), BFLOAT16))
+    code = re.search(r"(x\.clamp\(.+?\)) with eps = (torch\.finfo\(x\.dtype\)\.eps)", said)
+    assert code is not None, said
+    assert ("add a small number" in said) == (value == 0)  # beyond 1, acos has no values
+    x.grad, names = None, {"x": x, "torch": torch}
+    result = op(eval(code[1], names | {"eps": eval(code[2], names)}))
+    result.sum().backward()
+    assert result.isfinite().all()
+    assert x.grad is not None
+    assert x.grad.isfinite().all()
 
 
 @pytest.mark.parametrize("batches", [1, 2])  # autograd adds the second one's gradients without a call

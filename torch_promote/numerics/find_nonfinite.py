@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
@@ -47,6 +48,7 @@ _SEEN = (
     "scaled",
     "clipped",
     "undivided",
+    "uncleared",
     "stepped_scaled",
     "unmultiplied",
     "zero_gradients",
@@ -117,7 +119,8 @@ class NonfiniteReport(Report):
 
         Empty if no override can change the result: the kind of the origin is "mathematics", "data", "scaled gradient"
         or "optimizer step", the op has no policy, or no region was open. An override in force is not among them. Empty,
-        too, if the program computes with gradients that are scaled: an override would hide that.
+        too, if the program computes with gradients that are scaled, or does not clear those of a skipped step: an
+        override would hide that.
         """
         if self._attempts is not None:
             return self._attempts
@@ -125,6 +128,7 @@ class NonfiniteReport(Report):
         if (
             fault is None
             or self._seen.undivided
+            or self._seen.uncleared
             or fault.kind in ("mathematics", "data", "scaled gradient", "optimizer step")
         ):
             return []
@@ -183,6 +187,7 @@ class NonfiniteReport(Report):
             "zero_gradients": tuple[int, int, int] | None,
             "last_gradients": list[tuple[int, int, int]],
             "undivided": Call | None,
+            "uncleared": tuple[int, str] | None,
             "stepped_scaled": tuple[str, str, float] | None,
             "unmultiplied": tuple[Call, int, int, float] | None,
             "checked": int,
@@ -226,7 +231,7 @@ class NonfiniteReport(Report):
                 Table("Ranges", columns, rows, most=len(rows)),
             ]
         if scaler.skipped:
-            facts.append(("skipped steps", f"{scaler.skipped:,} of {scaler.count:,}"))
+            facts.append(("skipped steps", scaler.counts.removesuffix(" steps")))
         facts += [("checked calls", f"{self.checked:,}")]
         codes = "\n".join(one.code for one in self.attempts) if self.found else ""
         about_scaler = " ".join(self._about_scaler())
@@ -279,6 +284,13 @@ class NonfiniteReport(Report):
                 f"{tell_where(seen.undivided)}, computes with gradients of a loss that GradScaler has scaled: divide "
                 "them by scaler.get_scale() before."
             )
+        if seen.uncleared is not None:
+            step, line = seen.uncleared
+            found.append(
+                f"The gradients of step {step:,}, which GradScaler skipped, were not cleared before the backward at "
+                f"{shorten(line) or 'line unknown'} added to them: clear them (optimizer.zero_grad()) after a skipped "
+                "step, too."
+            )
         if seen.stepped_scaled is not None:
             name, line, scale = seen.stepped_scaled
             found.append(
@@ -299,19 +311,17 @@ class NonfiniteReport(Report):
             dtypes = {one.call.outputs[0].dtype for one in self._seen.vanished.values()}
             clean = f"{of} {' and '.join(sorted(map(dtype_name, dtypes)))}; {clean}"
         misused = " ".join(self._about_scaled())
-        clean = f"{misused[:-1]}; otherwise {clean}" if misused else clean
-        return f"{self.scaler}; otherwise {clean}" if self.scaler.skipped else clean
+        before = [misused[:-1], str(self.scaler) if self.scaler.skipped else "", "otherwise "]
+        return "; ".join(filter(None, before)) + clean if misused or self.scaler.skipped else clean
 
     def _about_scaler(self) -> list[str]:
         first, where = self._seen.scaled, ""
         if first is not None:
             where = f"{first.call.name}, {first.phase}, {module_name(first.module)}, {tell_line(first.call)}"
-        dtypes = [one.dtype for one in (() if first is None else first.outputs) if one.dtype.is_floating_point]
+        sizes = [(one.unscaled, _largest(one.call)) for one in self._seen.benign.values() if one.unscaled]
+        size, largest = min(sizes, key=lambda one: one[1] / one[0], default=(0.0, 0.0))
         return self.scaler.explain(
-            first=where,
-            size=max((one.unscaled for one in self._seen.benign.values() if one.unscaled), default=0.0),
-            largest=max((torch.finfo(dtype).max for dtype in dtypes), default=0.0),
-            codes=[one.code for one in self.attempts],
+            where, size, largest, [one.code for one in self.attempts], self._seen.uncleared is not None
         )
 
     def __str__(self) -> str:
@@ -410,6 +420,12 @@ def _names(name: str, call: Call) -> bool:
         or f"{call.module}.".startswith(f"{name}.")
         or (":" in name and call.line.endswith(name))
     )
+
+
+def _largest(call: Call) -> float:
+    """The largest number of the dtype of a call's results."""
+    dtypes = [one.dtype for one in call.outputs if one.dtype.is_floating_point]
+    return max((torch.finfo(dtype).max for dtype in dtypes), default=math.inf)
 
 
 def _numbers_of(one: TensorRange) -> tuple[float | int | None, ...]:

@@ -80,9 +80,11 @@ def _explain(op: str, arguments: Mapping[str, Any], results: Sequence[torch.Tens
     of = node.partition("Backward")[0].removesuffix("_")
     pole = _POLES.get(of)
     if pole and any(bool(((one == 0) | one.isinf()).any()) for one in tensors):
+        same = f"aten::{of.lower()}"
+        keep = _inside(same) if _DOMAINS.get(same, (0,))[0] else "add a small number to it"
         yield (
-            f"The derivative of {of.lower()} is infinite at {pole}. Keep its argument away from there: add a small "
-            "number to it, or replace it there before the op. torch.where on the result does not help: its backward "
+            f"The derivative of {of.lower()} is infinite at {pole}. Keep its argument x away from there: "
+            f"{keep}, or replace it there before the op. torch.where on the result does not help: its backward "
             "multiplies the infinite derivative by 0."
         )
     elif of == "Xlogy":
@@ -103,10 +105,20 @@ def _explain(op: str, arguments: Mapping[str, Any], results: Sequence[torch.Tens
         (lowest, highest), x = _DOMAINS[op], arguments["self"]
         border = int((((x == lowest) | (x == highest)) & ~results[0].isfinite()).sum())
         if outside := int(((x < lowest) | (x > highest)).sum()):
-            yield f"{outside:,} of {x.numel():,} values are outside of {lowest:g} to {highest:g}: clamp them."
+            where = f"outside of {lowest:g} to {highest:g}"
+            yield f"{outside:,} of {x.numel():,} values are {where}: clamp them, {_inside(op)}."
         if border:
             where = f"on the border of {lowest:g} to {highest:g}"
-            yield f"{border:,} of {x.numel():,} values are {where}: clamp them, or add a small number."
+            add = ", or add a small number" * (lowest == 0)
+            yield f"{border:,} of {x.numel():,} values are {where}: clamp them, {_inside(op)}{add}."
+
+
+def _inside(op: str) -> str:
+    """What keeps the argument of an op where the op and its derivative are finite."""
+    lowest, highest = _DOMAINS[op]
+    low = f"{lowest:g} + eps" if lowest else "eps"
+    clamp = f"min={low}" if highest == math.inf else f"{low}, {highest:g} - eps"
+    return f"x.clamp({clamp}) with eps = torch.finfo(x.dtype).eps"
 
 
 def _masked_rows(arguments: Mapping[str, Any], _: Any) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Literal, Self, get_args
 
 from torch_promote.observe.call import Call, Phase
@@ -195,18 +195,39 @@ class Vanished:
 
 
 @dataclass
+class OptimizerSteps:
+    """The steps of an optimizer with gradients that GradScaler has checked.
+
+    Attributes:
+        name: Its class.
+        line: The line that first had its gradients checked: `scaler.step(optimizer)`, or `scaler.unscale_(optimizer)`.
+        count: The number of steps.
+        skipped: The number of steps that GradScaler skipped.
+    """
+
+    name: str
+    line: str
+    count: int = 0
+    skipped: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.skipped:,} of {self.count:,} steps of {self.name} ({shorten(self.line) or 'line unknown'})"
+
+
+@dataclass
 class ScalerSteps:
     """The steps of GradScaler: the updates of its scale.
 
     Attributes:
         count: Their number.
-        skipped: The number of steps in which a gradient was not finite: GradScaler skipped the optimizer's step.
+        skipped: The number of steps in which a gradient was not finite: GradScaler skipped the step of an optimizer.
         last_skipped: The number of the last skipped step, counted from 0; None if there is none.
         after_growth: The number of skipped steps that were the first after the scale grew.
         first_scale: The scale of the first step.
         scale: The scale after the last step.
         backoff: The factor by which a skipped step changes the scale.
         growth_interval: The number of steps without a skipped one after which the scale grows.
+        optimizers: The steps of each optimizer, where PyTorch's GradScaler itself checks the gradients.
     """
 
     count: int = 0
@@ -217,6 +238,7 @@ class ScalerSteps:
     scale: float = 0.0
     backoff: float = 0.5
     growth_interval: int = 0
+    optimizers: list[OptimizerSteps] = field(default_factory=list)
 
     def add(self, scale: float, is_skipped: bool, backoff: float, growth_interval: int) -> None:
         """Adds a step, with the scale before the update, and the scaler's settings."""
@@ -233,37 +255,56 @@ class ScalerSteps:
     @property
     def never_stepped(self) -> bool:
         """Whether GradScaler skipped all steps, so that no weight has changed."""
-        return 0 < self.count == self.skipped
+        return 0 < self.count == self.skipped and all(one.skipped == one.count for one in self.optimizers)
+
+    @property
+    def counts(self) -> str:
+        """How many steps were skipped, of each optimizer if there are several."""
+        several = [str(one) for one in self.optimizers if one.skipped] if len(self.optimizers) > 1 else []
+        return " and ".join(filter(None, (", ".join(several[:-1]), *several[-1:]))) or (
+            f"{self.skipped:,} of {self.count:,} steps"
+        )
 
     def __str__(self) -> str:
         if not self.never_stepped:
-            return f"GradScaler skipped {self.skipped:,} of {self.count:,} steps"
+            return f"GradScaler skipped {self.counts}"
         return "GradScaler skipped " + (
             "the only step, which changed no weight"
             if self.count == 1
             else f"all {self.count:,} steps, which changed no weight"
         )
 
-    def explain(self, first: str, size: float, largest: float, codes: Sequence[str]) -> list[str]:
+    def explain(
+        self, first: str, size: float, largest: float, codes: Sequence[str], is_uncleared: bool = False
+    ) -> list[str]:
         """Returns what the skipped steps mean, and what to do; nothing if there are none.
 
         Args:
             first: In the last skipped step, the call whose result overflowed first because of the scale, or "".
-            size: The largest known gradient, without the scale; 0 if none is known.
+            size: Of the results that overflowed because of the scale, the one that needs the lowest scale, without it;
+                0 if there is none.
             largest: The largest number of its dtype.
             codes: The policies under which the gradients may be finite, the narrowest first.
+            is_uncleared: Whether GradScaler skipped a step for gradients of an earlier one, whatever the scale.
         """
         if not self.skipped:
             return []
         since = "now" if self.last_skipped == self.count - 1 else "in the last step"
+        several = len(self.optimizers) > 1
+        what, did = ("update", "lowered") if several else ("step", "skipped the optimizer's step and lowered")
         lines = [
-            f"In {self.skipped:,} of {self.count:,} steps, the last of them step {self.last_skipped:,} (from 0), a "
-            "scaled gradient was not finite. Each time, GradScaler skipped the optimizer's step and lowered the scale, "
-            f"which was {_spell(self.first_scale)} at first and is {_spell(self.scale)} {since}.",
+            f"In {self.skipped:,} of {self.count:,} {what}s, the last of them {what} {self.last_skipped:,} (from 0), a "
+            f"scaled gradient was not finite. Each time, GradScaler {did} the scale, which was "
+            f"{_spell(self.first_scale)} at first and is {_spell(self.scale)} {since}.",
+            *([f"It skipped {self.counts}."] if several else []),
+        ]
+        if is_uncleared:
+            return lines
+        lines.append(
             f"In the last of them, the first overflow was in {first}."
             if first
-            else "No observed call overflowed because of the scale: the cause is in code that was not observed.",
-        ]
+            else "No observed call overflowed because of the scale: the cause is in code that was not observed."
+        )
         if 2 * self.after_growth >= max(self.skipped, 2):
             lines.append(
                 f"{self.after_growth:,} of these steps came after the scale had grown, as it does after "
@@ -281,12 +322,14 @@ class ScalerSteps:
     def _about_scale(self, size: float, largest: float) -> str:
         """Which scale would do for a gradient of a size, if GradScaler skipped the last step."""
         fits = 2.0 ** math.floor(math.log2(largest / size))
-        text = f"The largest known gradient is {size:.3g} without the scale, so it fits with {_spell(fits)} or less."
+        text = "Of the results that overflowed, the one that needs the lowest scale "
+        text += f"is {size:.3g} without the scale, so it fits with {_spell(fits)} or less."
         if fits < 1:
             return f"{text} So low a scale makes small gradients 0: run the op in float32, or use bfloat16."
         more = math.ceil(math.log(self.scale / fits, 1 / self.backoff)) if self.scale > fits else 0
         when = f"after {more:,} more skipped steps" if more > 1 else "after one more skipped step" if more else "now"
-        return f"{text} The scale is that low {when}: run longer, or start there: GradScaler(init_scale={fits:g})."
+        text += f" The scale is that low {when}: run longer, or start there: GradScaler(init_scale={fits:g})."
+        return f"{text} It is not known what fits of the results that are computed from those that overflowed."
 
 
 def _spell(scale: float) -> str:

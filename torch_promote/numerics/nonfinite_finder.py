@@ -17,9 +17,11 @@ values into a NaN is at fault, and so is one that makes more values infinite in 
 
 If GradScaler has scaled the loss and a call of the backward overflows, the call is repeated in a wider dtype. If its
 result fits after division by the scale, only the scaled gradients overflow. Until GradScaler updates its scale, NaNs
-that result from those infinite gradients are benign as well. If they get into a parameter, an optimizer has stepped
+that result from those infinite gradients are benign as well, and so is later what comes from them alone: a backward may
+add to gradients of a skipped step that the program then clears. If they get into a parameter, an optimizer has stepped
 with them although GradScaler has skipped the step, or would have. If they get into a loss, as those of a gradient
-penalty do, the program has to divide them by the scale first; if it did, GradScaler skips the step.
+penalty do, the program has to divide them by the scale first; if it did, GradScaler skips the step. If GradScaler reads
+them again after a backward has added to them, nothing has cleared them, and it skips that step whatever the scale.
 
 A call that is not finite in float32 either may lack a number that another call lost: see NOTE [ Which call lost a
 number ] in recent_calls.py.
@@ -32,6 +34,7 @@ import functools
 import math
 import sys
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -49,6 +52,7 @@ from torch_promote.numerics.nonfinite import (
     BenignKind,
     NonfiniteKind,
     NonfiniteOrigin,
+    OptimizerSteps,
     ScalerSteps,
     Vanished,
     tell_line,
@@ -193,20 +197,40 @@ class ScaledGradients:
     scale: float | None = None  # from the first scaled loss of a step to the update of the scale
     are_unscaled: bool = True  # whether the gradients are, since the loss was scaled
     has_overflowed: bool = False  # whether only scaled gradients have overflowed since the last update
-    unfit: list[StorageWeakRef] = field(default_factory=list)  # those of the last step, if one was not finite
+    # Gradients that GradScaler has found not finite, by storage: it, the step, and where a backward has added to them.
+    _refused: dict[int, tuple[StorageWeakRef, int, str | None]] = field(default_factory=dict)
+    _line: str = ""  # of the backward of a loss that runs, or ran last
     _held: dict[int, _Held] = field(default_factory=dict)  # by the address of a storage
-    _is_backward_of_one: bool = False  # whether the backward that runs, or ran last, is of a scaled loss
+    is_backward_of_one: bool = False  # whether the backward that runs, or ran last, is of a scaled loss
 
     def begin(self, scale: float, is_overflow: bool) -> None:
         """A loss is multiplied by the scale. `is_overflow`: its values come from an overflow that was divided."""
         self.has_overflowed &= is_overflow
         self.scale, self.are_unscaled = scale, scale == 1
 
-    def unscale(self, gradients: Sequence[torch.Tensor], found_inf: bool) -> None:
-        """Gradients were divided by the scale, and one of them is not finite, or all are finite."""
+    def unscale(self, gradients: Sequence[torch.Tensor], found_inf: bool, step: int) -> tuple[int, str] | None:
+        """Gradients were divided by the scale. Returns the step that one was left from, and who has added to it."""
         self._hold(_addresses(gradients), None)
-        self.unfit = [one for one in map(_storage, gradients if found_inf else ()) if one is not None]
         self.are_unscaled = True
+        found = [not is_finite(one) for one in extremes(gradients)] if found_inf else [False] * len(gradients)
+        left, self._refused = self._refused, {key: one for key, one in self._refused.items() if not one[0].expired()}
+        uncleared: list[tuple[int, str]] = []
+        for reference, is_refused in zip(map(_storage, gradients), found, strict=True):
+            _, since, line = left.get(_LOST if reference is None else reference.cdata, (None, step, None))
+            if reference is not None and is_refused:
+                self._refused[reference.cdata] = reference, step if line is None else since, line
+                uncleared += [] if line is None else [(since, line)]
+            elif reference is not None:
+                self._refused.pop(reference.cdata, None)
+        return min(uncleared, default=None)
+
+    def _add_to_refused(self, watched: WatchedCall) -> None:
+        for tensor in watched.results if self._refused and watched.facts.writes else ():
+            known = None if (storage := _storage(tensor)) is None else self._refused.get(storage.cdata)
+            if storage is not None and known is not None:
+                is_left = not is_finite(watched.before.get(id(tensor), FINITE))
+                line = innermost_line() or self._line  # a thread of autograd runs no Python
+                self._refused[storage.cdata] = known[0], known[1], line if is_left else None
 
     def update(self) -> None:
         """GradScaler updates its scale."""
@@ -235,6 +259,7 @@ class ScaledGradients:
             self._hold(_addresses(watched.args[1:2]), "scale")
         elif watched.call.phase == "backward":
             self._follow_backward(watched, made, read)
+            self._add_to_refused(watched)
             return
         else:
             depends = watched.call.phase == "forward" and bool(read & {"scaled gradient", "computed from these"})
@@ -246,12 +271,12 @@ class ScaledGradients:
                 if is_new or (held != "scaled gradient" and (has_scale or held == "computed from these")):
                     self._hold([one], "computed from these" if has_scale else None)
         if (loss := loss_of(watched.call, watched.args)) is not None:
-            self._is_backward_of_one = "scaled loss" in self._held_by([loss])
+            self.is_backward_of_one, self._line = "scaled loss" in self._held_by([loss]), watched.call.line
             self._forget("gradient without scale")
-            self._hold(made if not self._is_backward_of_one else (), "gradient without scale")
+            self._hold(made if not self.is_backward_of_one else (), "gradient without scale")
 
     def _follow_backward(self, watched: WatchedCall, made: set[int], read: set[_Held]) -> None:
-        if self._is_backward_of_one:
+        if self.is_backward_of_one:
             self._hold(made, "scaled gradient")
             return
         is_plain = "gradient without scale" in read and not read & {"scaled gradient", "scale"}
@@ -298,6 +323,9 @@ class FinderState:
     # The first call that divides gradients by the scale which no scale has multiplied; their number, that of all, and
     # the scale.
     unmultiplied: tuple[Call, int, int, float] | None = None
+    # Of the first gradients of a skipped step which a backward has added to, and GradScaler then read again: the step,
+    # and the line of the backward.
+    uncleared: tuple[int, str] | None = None
     # The first step of an optimizer with gradients that are scaled: its class, the line and the scale.
     stepped_scaled: tuple[str, str, float] | None = None
 
@@ -505,6 +533,11 @@ class NonfiniteFinder:
         self._looks: Counter[tuple[str, ...]] = Counter()  # how often calls were repeated, by place
         self._gradients: dict[int, tuple[int, int]] = {}  # see `FinderState.last_gradients`, by the id of the parameter
         self._steps_before = 0  # at GradScaler's last update
+        self._scaled_in = -1  # the update of the scale before which `seen.scaled` was found
+        # The optimizers whose gradients GradScaler has divided, by reference; and those since its last update, with
+        # whether one was not finite.
+        self._optimizers: dict[weakref.ref[torch.optim.Optimizer], OptimizerSteps] = {}
+        self._unscaled: dict[weakref.ref[torch.optim.Optimizer], bool] = {}
         # Origins of values that the program may still convert to integers, or replace; the benign ones are among them.
         self._provisional: list[tuple[NonfiniteOrigin, Propagation]] = []
         self._first: NonfiniteOrigin | None = None  # of those whose values are still there, the first
@@ -530,7 +563,13 @@ class NonfiniteFinder:
             self._scaled.begin(extremes([args[1]])[0][1], is_overflow)
         elif name == "aten::_amp_update_scale_":
             (_, scale), (_, found_inf) = extremes([args[0], args[2]])
+            if found_inf and self._scaled_in != self.seen.scaler.count:
+                self.seen.scaled = None
             self.seen.scaler.add(scale, found_inf > 0, *args[4:])
+            for reference, is_skipped in self._unscaled.items():
+                self._optimizers[reference].count += 1
+                self._optimizers[reference].skipped += is_skipped
+            self._unscaled.clear()
             if found_inf and self.seen.steps == self._steps_before:  # the scaler has skipped the optimizer's
                 self.seen.steps += 1
             self._steps_before = self.seen.steps
@@ -597,7 +636,9 @@ class NonfiniteFinder:
             count = scaled.without_scale(watched.args[0])
             if count and inverse not in (0, 1) and self.seen.unmultiplied is None:
                 self.seen.unmultiplied = call, count, len(watched.args[0]), 1 / inverse
-            scaled.unscale(watched.args[0], found_inf > 0)
+            self._note_optimizer(call, found_inf > 0)
+            uncleared = scaled.unscale(watched.args[0], found_inf > 0, self.seen.scaler.count)
+            self.seen.uncleared = self.seen.uncleared or uncleared
         elif scaled.are_sized(watched) or (
             watched.facts.op_name in _CLIPPING
             and scaled.have_scale(tensor for _, tensor in watched.tensors)
@@ -606,6 +647,20 @@ class NonfiniteFinder:
             self.seen.clipped = self.seen.clipped or call
         elif self.seen.undivided is None and not scaled.are_unscaled and self._computes_with_scaled(watched, call):
             self.seen.undivided = call
+
+    def _note_optimizer(self, call: Call, found_inf: bool) -> None:
+        """GradScaler divides gradients of an optimizer."""
+        frame: Any = sys._getframe()
+        while frame is not None and frame.f_code is not torch.amp.GradScaler._unscale_grads_.__code__:
+            frame = frame.f_back
+        if frame is None:  # the program's own scaler
+            return
+        optimizer = frame.f_locals["optimizer"]
+        reference = weakref.ref(optimizer)
+        if reference not in self._optimizers:
+            self._optimizers[reference] = OptimizerSteps(type(optimizer).__name__, call.line)
+            self.seen.scaler.optimizers.append(self._optimizers[reference])
+        self._unscaled[reference] = self._unscaled.get(reference, False) or found_inf
 
     def _check_loss(self, loss: torch.Tensor | None) -> None:
         """Reports the infinite numbers of a mask that a loss contains: nothing has replaced or left them out."""
@@ -721,6 +776,8 @@ class NonfiniteFinder:
                 text = (*text, _BACKWARD_WITHOUT_REGION)
             if verdict.kind == "overflow in the op" and text[-1] in (WITHOUT_REGION, _BACKWARD_WITHOUT_REGION):
                 text = (*text, _TOO_LARGE.format(dtype=dtype_name(_lower_dtype(watched))))
+        if verdict.kind == "overflow in a cast" and not text:
+            text = self._tell_cast(watched, verdict, name)
         if verdict.kind == "mathematics" and not text:
             here = "origin", call.name, call.module, call.line
             self._looks[here] += 1
@@ -734,13 +791,35 @@ class NonfiniteFinder:
                 told = f"made by {tell_where(source.call)}."  # of its argument, too
                 text = (*(one for one in text if not one.endswith(told)), f"Its infinite values were {told}")
         inputs = tuple(
-            TensorRange.of(path, watched.copies.get(id(tensor), tensor), watched.before.get(id(tensor)))
+            TensorRange.of(path, watched.copies[id(tensor)])
+            if id(tensor) in watched.copies
+            else TensorRange.of(path, tensor, watched.before.get(id(tensor)))
             for path, tensor in watched.tensors
             if path not in watched.outs
         )
         outputs = tuple(TensorRange.of(one.name, to) for one, to in zip(call.outputs, watched.results, strict=True))
         found_in = verdict.inner, inputs, outputs, verdict.argument, name
         return NonfiniteOrigin(call, verdict.kind, *found_in, text=text, step=step)
+
+    def _tell_cast(self, watched: WatchedCall, verdict: Verdict, node: str) -> tuple[str, ...]:
+        """Says what is too large for a dtype, and for a gradient with which factor of the loss it is not."""
+        source, lower = dict(watched.tensors).get(verdict.argument), _lower_dtype(watched)
+        (low, high), largest = extremes([source])[0] if source is not None else FINITE, torch.finfo(lower).max
+        size = max(abs(low), abs(high))
+        if not largest < size < math.inf:
+            return ()
+        what = WHY[verdict.kind].format(argument=verdict.argument)
+        told = f"{what[:-1]}: {size:.3g} is too large for {dtype_name(lower)}, whose largest number is {largest:,.6g}."
+        unscaled = size / (self._scaled.scale if self._scaled.scale and self._scaled.is_backward_of_one else 1)
+        if not node.startswith("ToCopyBackward") or unscaled <= largest:
+            return (told,)
+        fits = 2.0 ** math.floor(math.log2(largest / unscaled))
+        return (
+            told,
+            f"This gradient is {unscaled:.3g} without a scale, and fits if the loss is multiplied by {fits:g} or less. "
+            "An op in float32 moves the cast to the call before it, where it fits only if the op's backward makes it "
+            "smaller.",
+        )
 
     def _look_for_zeros(self, watched: WatchedCall) -> None:
         """Repeats the first calls of a backward from each place in float32, and those with nothing but zeros."""
@@ -874,7 +953,9 @@ class NonfiniteFinder:
         source = self._source(watched) if watched.scales else None
         if source is not None and source.kind == "GradScaler" and source.scale is not None:
             return Verdict("scaled gradient", call.name)
-        unfit = self._scaled.has_overflowed or any(not one.expired() for one in self._scaled.unfit)
+        sources = [self._sources.of([one]) for one in watched.nonfinite_inputs]
+        is_of_scaler = bool(sources) and all(one is not None and one.kind == "GradScaler" for one in sources)
+        unfit = is_of_scaler or self._scaled.has_overflowed
         if call.phase == "optimizer" and unfit and not all(map(is_finite, inputs)):
             steps = any(isinstance(one, torch.nn.Parameter) for one in watched.nonfinite)
             return Verdict("optimizer step", call.name) if steps and watched.facts.writes else None
@@ -886,14 +967,14 @@ class NonfiniteFinder:
             if any(spread.knows(tensors) for _, spread in self._provisional):
                 return None
         numbers = _written_numbers(watched)
-        is_known = self._nan_is_known or self._scaled.has_overflowed
+        is_known = self._nan_is_known or unfit
         passes_nan = any(math.isnan(one) for one in (*watched.args, *numbers) if isinstance(one, float))
         if makes_nan and passes_nan and not is_known:
             self._add_benign("mask", call, watched.nonfinite)
             return Verdict("mathematics", call.name, text=(_PASSES_NAN,))
         if makes_nan and has_nan:
             return None if is_known else Verdict("data", call.name)
-        if (has_nan or has_inf) and self._scaled.has_overflowed:
+        if (has_nan or has_inf) and unfit:
             return None
         if not makes_nan:
             if has_nan:
@@ -954,7 +1035,8 @@ class NonfiniteFinder:
         ]
         if any(size / self._scaled.scale > largest for size, largest in sizes):
             return False
-        if not self._scaled.has_overflowed:
+        if self._scaled_in != self.seen.scaler.count:
+            self._scaled_in = self.seen.scaler.count
             self.seen.scaled = self._origin(watched, Verdict("overflow in the op", watched.call.name))
         self._scaled.has_overflowed = True
         largest = max(size for size, _ in sizes)
@@ -1038,6 +1120,8 @@ def _in_terms_of(parent: WatchedCall, watched: WatchedCall, verdict: Verdict) ->
     passed = dict(watched.tensors).get(verdict.argument)
     arguments = [*parent.tensors, *tensor_arguments(parent.facts.op, parent.cast_args or ())]
     name = next((name for name, tensor in arguments if tensor is passed), "")
+    if not name and parent.facts.is_cast:  # in a backward, objects differ
+        name = parent.tensors[0][0]
     return Verdict(verdict.kind, verdict.inner, name, verdict.text)
 
 
