@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -254,6 +255,109 @@ def test_what_the_program_converts_itself_is_not_compared() -> None:
     [note] = tp.compare(step, model=layer).notes
     assert note.startswith("The program itself converts to a lower dtype")
     assert "aten::cumsum in (model), " in note
+    assert "aten::to" not in note, "the conversion of ones loses nothing"
+
+
+class Boxes(nn.Module):
+    """Adds offsets to anchors of up to 1,200, some of which bfloat16 does not tell apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.delta = nn.Linear(16, 4)
+
+    def forward(self, x: Tensor, anchors: Tensor) -> Tensor:
+        low = anchors.to(BF16)
+        return low + self.delta(x)  # type: ignore[no-any-return]
+
+
+def test_what_conversions_of_the_program_lose_in_the_reference() -> None:
+    torch.manual_seed(0)
+    model, anchors, x = Boxes(), 1200 * torch.rand(64, 4), torch.randn(64, 16)
+
+    def step() -> Tensor:
+        with torch.autocast("cpu", BF16):
+            return (model(x, anchors) - anchors).float().square().mean()
+
+    comparison, line = tp.compare(step, model=model), Boxes.forward.__code__.co_firstlineno + 1
+    assert comparison.runs == 4
+    rounds, converts = comparison.notes
+    lost = float((anchors.bfloat16().float() - anchors).norm() / anchors.norm())
+    assert f"test_compare_causes.py:{line} (local error {lost:.2g})" in converts
+    found = re.fullmatch(r"The reference rounds as well: compared with .* error is (\S+), that of loss\.", rounds)
+    reference, exact = comparison.metrics[0].reference, float(model.delta(x).detach().square().mean())
+    assert found
+    assert reference
+    assert float(found[1]) == pytest.approx(abs(reference - exact) / exact, rel=0.05)
+    assert rounds in comparison.content().verdict
+    for tolerance in (0.5, 1e-3):
+        assert rounds in tp.tune(step, model=model, tolerance=tolerance).content().verdict
+
+
+def test_conversions_without_which_the_program_fails() -> None:
+    """A weight in bfloat16 takes no float32."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8, dtype=BF16))
+
+    def step() -> Tensor:
+        with torch.autocast("cpu", BF16):
+            hidden = model[0](torch.linspace(0, 1, 8)[None])
+        return F.linear(hidden.to(BF16), model[1].weight).float().mean()
+
+    assert [note[:11] for note in tp.compare(step, model=model).notes] == ["The program"]
+
+
+def test_conversions_of_one_module_are_told_apart_by_line() -> None:
+    model, data = nn.Linear(8, 8), torch.linspace(1.0, 2.0, 8).expand(4, 8).clone()
+
+    def step() -> Tensor:
+        with torch.autocast("cpu", BF16):
+            hidden = model(torch.ones(4, 8))
+            exact = torch.ones(4, 8).to(hidden.dtype)
+            small = (data / 1000).to(hidden.dtype)
+            large = data.to(hidden.dtype)
+            return exact.float() + small.float() + large.float() + hidden.float()
+
+    comparison, first = tp.compare(step, model=model), step.__code__.co_firstlineno
+    found = {int(site.line.rpartition(":")[2]) - first: site for site in comparison.sites if site.op == "aten::to"}
+    assert list(found) == [5, 4], "the largest impact first; without the exact one"
+    assert found[5].impact == pytest.approx(1000 * (found[4].impact or 0.0), rel=1e-2)
+    text, change = next(one[1:] for one in comparison.content().facts if one[0] == "largest impact")
+    assert (text, change.count("change the conversion in the code")) == (str(found[5]), 1)
+    assert text == f"to.dtype in (model), test_compare_causes.py:{first + 5}"
+    assert comparison.notes == []
+
+
+@pytest.mark.parametrize("has_loss", [True, False])
+def test_a_gradient_that_is_not_finite_in_the_reference(has_loss: bool) -> None:
+    """The derivative of the root is infinite at a distance of 0; the impacts are measured by runs."""
+    torch.manual_seed(0)
+    model, data = nn.Linear(16, 16), torch.randn(32, 16)
+
+    def step() -> Tensor:
+        with torch.autocast("cpu", BF16):
+            hidden = model(data)
+            distances = (hidden[:, None] - hidden).square().sum(-1)
+            roots = distances.sqrt()
+        return roots.mean() if has_loss else roots
+
+    comparison, first = tp.compare(step, model=model), step.__code__.co_firstlineno
+    assert all(site.impact is None or math.isfinite(site.impact) for site in comparison.sites)
+    [note] = comparison.notes
+    assert note.startswith("The gradient of the reference is infinite or NaN, first that of the result of aten::sum.")
+    assert f"test_compare_causes.py:{first + 3}: 32 of 1,024 elements." in note
+    assert headline(comparison) == [str(comparison.sites[0])]
+    assert comparison.sites[0].impact
+    assert "nan" not in str(comparison)
+
+
+def test_a_reference_that_is_not_finite_has_no_impacts() -> None:
+    model = nn.Linear(4, 4)
+
+    def step() -> Tensor:
+        with torch.autocast("cpu", BF16):
+            return model(torch.ones(2, 4)).float().sum() * math.inf
+
+    comparison = tp.compare(step, model=model)
+    assert (comparison.runs, [site.impact for site in comparison.sites if site.local]) == (3, [None])
 
 
 def test_a_result_whose_elements_share_memory() -> None:

@@ -301,6 +301,62 @@ def test_a_sum_that_stops(values: torch.Tensor, start: float, said: str) -> None
     assert said in verdict if said else "as they were" not in verdict
 
 
+SUMS: dict[str, tuple[Callable[[int], Any], torch.dtype, str]] = {
+    "of integers": (lambda _: torch.tensor(3), torch.float16, "is 2,516 in float16, and 2,400 without rounding."),
+    "of bools": (lambda _: torch.tensor(True), BF16, "is 256 in bfloat16, and 800 without rounding."),
+    "of Python's numbers": (lambda _: 3, torch.float16, "is 2,516 in float16, and 2,400 without rounding."),
+    "of negative ones": (
+        lambda _: torch.tensor(-3.0, dtype=torch.float16),
+        torch.float16,
+        "is -2,516 in float16, and -2,400 without rounding.",
+    ),
+    "that is exact": (lambda _: torch.tensor(2), torch.float16, ""),
+    "whose roundings cancel": (lambda number: torch.tensor(3 - number % 2 * 2), torch.float16, ""),
+    "in float32": (lambda _: torch.tensor(0.1), torch.float32, ""),
+}
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+@pytest.mark.parametrize("name", SUMS)
+def test_running_sums_that_roundings_change(name: str, in_place: bool) -> None:
+    term, dtype, said = SUMS[name]
+    total = torch.full((), 1600.0 if "cancel" in name else 0.0, dtype=dtype)
+    with tp.trace(values=True) as report:
+        for number in range(800):
+            if in_place:
+                total += term(number)
+            else:
+                total = total + term(number)
+    verdict = report.content().verdict
+    if said:
+        assert verdict.startswith(f"add{'_' * in_place} at test_trace_report.py:")
+        assert f": this sum of 800 terms {said} Sum up in float32." in verdict
+    else:
+        assert not re.search("this sum|changes the sum|as they were", verdict)
+
+
+def test_the_sum_that_has_lost_most_comes_first_and_unknown_terms_say_nothing() -> None:
+    counts = [torch.zeros((), dtype=torch.float16) for _ in range(3)]
+    with tp.trace(values=True) as report:
+        for number in range(900):
+            counts[0].add_(3)
+            counts[1].sub_(1, alpha=5)
+            counts[2].add_(torch.tensor(100_000 * (number % 2)), alpha=1e-5)
+    found = re.findall(r"of 900 terms is (\S+) in", report.content().verdict)
+    assert found == ["-4,012", "2,916"]
+
+
+def test_running_sums_that_are_elements_of_one_tensor() -> None:
+    counts = torch.zeros(2, dtype=torch.float16)
+    with tp.trace(values=True) as report:
+        for _ in range(900):
+            counts[0] += 3
+            counts[1] += torch.tensor(True)
+    assert re.findall(r"of 900 terms is (\S+) in float16, and (\S+) w", report.content().verdict) == [
+        ("2,916", "2,700")
+    ]
+
+
 def test_a_third_of_an_adapter_that_is_lost_in_the_weight() -> None:
     """Of a weight; not of what a residual branch adds."""
     generator = torch.Generator().manual_seed(0)

@@ -39,7 +39,7 @@ import torch
 
 from torch_promote import _C
 from torch_promote.checking.comparison import compare
-from torch_promote.numerics.impacts import ErrorSums, Impacts, as_reals
+from torch_promote.numerics.impacts import ErrorSums, Impacts, SiteKey, as_reals
 from torch_promote.numerics.step_state import (
     RandomState,
     random_state,
@@ -48,13 +48,14 @@ from torch_promote.numerics.step_state import (
 )
 from torch_promote.observe.call import Call
 from torch_promote.observe.observer import CallObserver, OpenCall
-from torch_promote.observe.ops import can_be_read, facts_of, has_storage, leaves, unnoticed
-from torch_promote.observe.places import RunningModules
+from torch_promote.observe.ops import OpFacts, can_be_read, facts_of, has_storage, leaves, unnoticed
+from torch_promote.observe.places import RunningModules, shorten
 from torch_promote.policy.named_policies import Value
 from torch_promote.policy.op_names import exact_key
 from torch_promote.policy.op_table import FLOAT8_POLICIES, CastPolicy
 from torch_promote.policy.policy import Policy
 from torch_promote.reference.autocast import replace_tensors, tensors_in
+from torch_promote.reference.dtypes import LOWER_DTYPES
 from torch_promote.regions.autocast import my_autocast
 from torch_promote.report.base import module_name
 
@@ -64,10 +65,17 @@ class CallKey(NamedTuple):
 
     module: str
     name: str  # with the overload
-    number: int  # the number of earlier calls of the overload by the module
+    line: str  # of a conversion, whose cure is a change of that line; "" for other calls
+    number: int  # the number of earlier calls of the site
+
+    @property
+    def site(self) -> SiteKey:
+        """The site of the call."""
+        return self[:3]
 
     def __str__(self) -> str:
-        return f"{self.name} in {module_name(self.module)}, call {self.number + 1}"
+        at = f", {shorten(self.line)}" if self.line else ""
+        return f"{self.name} in {module_name(self.module)}{at}, call {self.number + 1}"
 
 
 class Room:
@@ -103,6 +111,11 @@ def _free_bytes(device: str) -> int:
         return 4 * _LEAST
 
 
+def converts_one(facts: OpFacts) -> bool:
+    """Whether an op changes the dtype of a tensor and nothing else."""
+    return facts.is_cast or facts.op_name == "aten::type_as"
+
+
 class ForwardCalls:
     """A listener for the calls of a forward. Subclasses process the calls."""
 
@@ -111,7 +124,7 @@ class ForwardCalls:
 
     def __init__(self, modules: RunningModules) -> None:
         self.observer: CallObserver = CallObserver(modules, self.ended, self.begun, outermost_only=True)
-        self._counts: Counter[tuple[str, str]] = Counter()
+        self._counts: Counter[SiteKey] = Counter()
         self.saw_backward: bool = False
 
     def about_to(self, key: CallKey, op: torch._ops.OpOverload, args: list[Any]) -> Any:
@@ -125,12 +138,13 @@ class ForwardCalls:
         if of.around is not None:
             return None
         facts = of.facts  # see NOTE [ Which calls are compared ]
-        rounds = (facts.computes and not facts.is_uninitialized) or facts.is_cast or facts.op_name == "aten::type_as"
+        is_conversion = converts_one(facts)
+        rounds = (facts.computes and not facts.is_uninitialized) or is_conversion
         if of.phase == "backward":
             # A backward that autograd records, such as that of a gradient penalty, is part of the loss.
             self.saw_backward |= not torch.is_grad_enabled()
         elif (of.phase == "forward" or (of.phase == "optimizer" and of.autocast)) and rounds:
-            place = of.origin.module, facts.name
+            place = of.origin.module, facts.name, of.origin.line if is_conversion else ""
             key = CallKey(*place, self._counts[place])
             self._counts[place] += 1
             of.real_results = self.wants_real_results
@@ -189,6 +203,8 @@ class KeepReference(ForwardCalls):
         self.calls: dict[CallKey, KeptCall] = {}
         self.requires_grad: bool = False
         self.room: Room = Room()
+        # What the program's own conversions to a lower dtype lose of their arguments, by site.
+        self.rounded: dict[SiteKey, ErrorSums] = {}
 
     def about_to(self, key: CallKey, op: torch._ops.OpOverload, args: list[Any]) -> RandomState:
         """Called before a call."""
@@ -199,6 +215,8 @@ class KeepReference(ForwardCalls):
         found = _comparable(results)
         self.requires_grad |= any(one.requires_grad for one in found)
         with unnoticed():
+            if (of := _lowered(key, args, found)) is not None:
+                self.rounded.setdefault(key.site, ErrorSums()).add(found[0].detach(), of.detach())
             self.calls[key] = KeptCall(
                 call,
                 sum(one.numel() * one.element_size() for one in found if _is_of_numbers(one)),
@@ -210,6 +228,26 @@ class KeepReference(ForwardCalls):
             )
 
 
+def _lowered(key: CallKey, args: list[Any], results: list[torch.Tensor]) -> torch.Tensor | None:
+    """The argument that a call has converted to a lower dtype; None for other calls."""
+    if not key.line or not results or results[0].dtype not in LOWER_DTYPES:
+        return None
+    of: torch.Tensor = args[0]
+    return of if of.dtype != results[0].dtype and has_storage(of) and not of.is_complex() else None
+
+
+class LeaveUnrounded(ForwardCalls):
+    """A listener of the reference that undoes the program's own conversions to a lower dtype."""
+
+    wants_real_results = True
+
+    def seen(self, key: CallKey, call: Call, args: list[Any], results: list[torch.Tensor], begun: None) -> None:
+        """Called after a call."""
+        with unnoticed():
+            if (of := _lowered(key, args, _comparable(results))) is not None:
+                results[0].data = of.detach().to(torch.float32, copy=True)
+
+
 class CompareCandidate(ForwardCalls):
     """The listener of the candidate. It drops the results of the reference's calls after use."""
 
@@ -217,11 +255,11 @@ class CompareCandidate(ForwardCalls):
         super().__init__(modules)
         self.calls: dict[CallKey, Call] = {}
         self.settings: dict[CallKey, dict[str, Any]] = {}  # arguments that follow from dtypes: see `_settings`
-        self.errors: dict[tuple[str, str], ErrorSums] = {}  # accumulated, by module and overload
+        self.errors: dict[SiteKey, ErrorSums] = {}  # accumulated, by module and overload
         # Calls that the reference did not make, by module and overload.
-        self.only_here: Counter[tuple[str, str]] = Counter()
+        self.only_here: Counter[SiteKey] = Counter()
         # The numbers of indices that were chosen otherwise than in the reference, and of all, by module and overload.
-        self.choices: dict[tuple[str, str], tuple[int, int]] = {}
+        self.choices: dict[SiteKey, tuple[int, int]] = {}
         # The overloads in regions with outputs that cannot be compared, by the reason.
         self.unread: dict[str, dict[str, None]] = {}
         self._reference = reference
@@ -243,16 +281,16 @@ class CompareCandidate(ForwardCalls):
                 self.unread.setdefault(_why_unread(one), {})[key.name] = None
         with unnoticed():
             for mine, other in zip(_chosen(call, results), [] if kept is None else kept.chosen, strict=False):
-                differing, of = self.choices.get(key[:2], (0, 0))
+                differing, of = self.choices.get(key.site, (0, 0))
                 if other is not None and mine.shape == other.shape:
-                    self.choices[key[:2]] = differing + int((mine != other.to(mine.device)).sum()), of + mine.numel()
+                    self.choices[key.site] = differing + int((mine != other.to(mine.device)).sum()), of + mine.numel()
         if kept is None or [one.shape for one in ours] != kept.shapes:
-            self.only_here[key[:2]] += 1
+            self.only_here[key.site] += 1
             return
         theirs, kept.results = [one for one in kept.results if one is not None], []
         if len(theirs) < len(ours):
             return  # there was no room
-        sums = self.errors.setdefault(key[:2], ErrorSums())
+        sums = self.errors.setdefault(key.site, ErrorSums())
         with unnoticed():
             for one, other in zip(ours, theirs, strict=True):
                 sums.add(one.detach(), other)
@@ -388,8 +426,8 @@ class CompareLocally(CallsAlone):
         with_grad: bool = False,  # whether to record calls for a backward although the program disables gradients
     ) -> None:
         super().__init__(modules, reference, candidate, policies)
-        self.errors: dict[tuple[str, str], ErrorSums] = {}  # local, by module and overload
-        self.unreached: set[tuple[str, str]] = set()  # the sites with results whose errors meet no gradient
+        self.errors: dict[SiteKey, ErrorSums] = {}  # local, by module and overload
+        self.unreached: set[SiteKey] = set()  # the sites with results whose errors meet no gradient
         self.different: str = ""  # the first call that differs from the first run
         self.room: Room = Room()  # keeps the errors until the backward
         self._impacts = impacts
@@ -424,15 +462,15 @@ class CompareLocally(CallsAlone):
                 one.requires_grad_(True)
             if one.requires_grad and one.numel() == 1:
                 self._impacts.watch_scalar(one)
-        sums = self.errors.setdefault(key[:2], ErrorSums()) if begun is not None else ErrorSums()
+        sums = self.errors.setdefault(key.site, ErrorSums()) if begun is not None else ErrorSums()
         for result, ours, theirs in self._errors(key, found, begun):
             with unnoticed():
                 sums.add(ours, theirs)
                 difference = self.room.keep(_difference(ours, theirs, result.dtype))
             if difference is None or not result.requires_grad:
-                self.unreached.add(key[:2])
+                self.unreached.add(key.site)
             else:
-                self._impacts.add(key[:2], result, difference)
+                self._impacts.add(key.site, result, difference, call.line)
 
     def _check(self, key: CallKey, results: list[torch.Tensor]) -> None:
         if self.different:
@@ -456,12 +494,12 @@ class CompareLocally(CallsAlone):
 class AddErrors(CallsAlone):
     """A listener of the reference that adds the local errors of some sites to their results."""
 
-    sites: frozenset[tuple[str, str]] = frozenset()  # by module and overload
+    sites: frozenset[SiteKey] = frozenset()  # by module and overload
 
     def _differs(self, key: CallKey) -> bool:
-        return key[:2] in self.sites and super()._differs(key)
+        return key.site in self.sites and super()._differs(key)
 
-    def start(self, sites: Iterable[tuple[str, str]]) -> None:
+    def start(self, sites: Iterable[SiteKey]) -> None:
         """Called before a run, with its sites."""
         self.sites = frozenset(sites)
         self._counts.clear()

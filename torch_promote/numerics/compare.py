@@ -21,9 +21,20 @@ from torch_promote.numerics.call_observers import (
     ForwardCalls,
     KeepReference,
     KeptCall,
+    LeaveUnrounded,
+    converts_one,
 )
-from torch_promote.numerics.comparison import CHOSE, NOTHING, TRACED, Comparison, GradientError, Metric, Site
-from torch_promote.numerics.impacts import Backwards, ErrorSums, Impact, Impacts, errors_of, loss_of, watch_gradients
+from torch_promote.numerics.comparison import CHOSE, NOTHING, ROUNDS, TRACED, Comparison, GradientError, Metric, Site
+from torch_promote.numerics.impacts import (
+    Backwards,
+    ErrorSums,
+    Impact,
+    Impacts,
+    SiteKey,
+    errors_of,
+    loss_of,
+    watch_gradients,
+)
 from torch_promote.numerics.step_runs import Ranks, Results, StepRuns, current_policy, distances, norm_of, show_progress
 from torch_promote.observe.call import Call, Unseen
 from torch_promote.observe.observer import observe_dispatch
@@ -40,7 +51,6 @@ REFERENCE: Final = "off"
 #: The start of the note about differing runs.
 DIFFER = "Two runs of the reference differ"
 
-_SiteKey = tuple[str, str]
 #: The number of random directions with which the effect of errors on outputs is estimated, for a step without a loss.
 _BACKWARDS = 7
 #: The most runs that measure the impacts of sites that no gradient reaches, and how many of these sites are measured
@@ -147,7 +157,7 @@ class ComparedRuns:
         self._local: CompareLocally
         self._impacts: Impacts
         # Of sites with unknown impacts: the effect of a group that they are in, or infinity.
-        self._bounds: dict[_SiteKey, float] = {}
+        self._bounds: dict[SiteKey, float] = {}
         self._why_unknown = ""
         self._returned: set[str] = set()  # the results that are gradients of parameters
         self._notes: list[str] = []
@@ -167,6 +177,7 @@ class ComparedRuns:
             one.results = []  # the candidate may have raised before it got there
         second = self._estimate_impacts()
         noise = self._check(first, second)
+        unrounded = self._without_conversions(first, noise)
         self._measure_impacts(first, noise)
         zeros = self._returned_zeros(first, theirs)
         calls, there, only_there = self._kept.calls, self._theirs.calls, self._theirs.only_here
@@ -191,7 +202,7 @@ class ComparedRuns:
             flops=sum(_flops_of(kept.call) for kept in calls.values()),
             not_aligned=_not_aligned(calls, there, only_there),
             not_seen=list(dict.fromkeys([*not_seen, *unread])),
-            notes=self._all_notes(calls, there, bool(only_there), _change(first, theirs)),
+            notes=self._all_notes(calls, there, bool(only_there), _change(first, theirs), unrounded),
             torch_version=str(torch.__version__),
         )
 
@@ -263,8 +274,11 @@ class ComparedRuns:
         sites = [site for site, error in errors.items() if error and (site in unreached or site not in known)]
         if not sites:
             return
-        if any(noise.values()) or Ranks().count > 1:  # ranks may have other sites, and would wait for each other
-            why = "it runs on several ranks" if Ranks().count > 1 else "it is not repeatable"
+        is_finite = all(math.isfinite(_change_of(one, one, self._impacts.random)) for one in first)
+        # Ranks may have other sites, and would wait for each other.
+        if any(noise.values()) or Ranks().count > 1 or not is_finite:
+            why = "it is not repeatable" if is_finite else "its results are not finite"
+            why = "it runs on several ranks" if Ranks().count > 1 else why
             self._why_unknown = f"The step was not run once more to measure them, because {why}."
             self._bounds.update(dict.fromkeys(sites, math.inf))
             return
@@ -272,7 +286,7 @@ class ComparedRuns:
         sites.sort(key=lambda site: -errors[site])
         # Groups with what bounds their effect: that of the group that they are halves of.
         todo = [(math.inf, group) for group in ([[one] for one in sites] if len(sites) <= _FEW else [sites])]
-        measured: list[tuple[float, list[_SiteKey]]] = []
+        measured: list[tuple[float, list[SiteKey]]] = []
         left = min(_MOST_MEASURED, self._last - self._runs.count)
         while left > 0 and (todo or measured):
             if not todo:
@@ -302,7 +316,20 @@ class ComparedRuns:
             for site in group:
                 known.pop(site, None)  # from a part of its calls
 
-    def _effect_of(self, calls: AddErrors, sites: list[_SiteKey], first: Results) -> Impact | None:
+    def _without_conversions(self, first: Results, noise: dict[str, float]) -> dict[str, float]:
+        """How far the reference's results are from those of a run without the program's own conversions, by name."""
+        lossy = any(sums.total().relative for sums in self._kept.rounded.values())
+        is_repeatable = not any(noise.values()) and Ranks().count == 1
+        if not (lossy and self._differ(self._theirs.calls) and is_repeatable and self._runs.count < self._last):
+            return {}
+        try:
+            results = self._run(self._reference, LeaveUnrounded(RunningModules(self._model)))
+            found = [distances(ours, theirs) for ours, theirs in zip(first, results, strict=True)]
+        except Exception:  # other conversions, or the program's weights, may need the dtype
+            return {}
+        return {name: max(one[name] for one in found) for name in found[0]}
+
+    def _effect_of(self, calls: AddErrors, sites: list[SiteKey], first: Results) -> Impact | None:
         """The impact of sites together, measured. None if the step does not return the loss of its backward."""
         has_loss = all(loss_of(batch) is not None for batch in first)
         if not has_loss and not self._impacts.random and self._impacts.totals:
@@ -355,11 +382,11 @@ class ComparedRuns:
     # --- results
 
     def _sites(self, calls: dict[CallKey, KeptCall], candidate: dict[CallKey, Call]) -> list[Site]:
-        of_site: dict[_SiteKey, list[tuple[KeptCall, Call]]] = {}
+        of_site: dict[SiteKey, list[tuple[KeptCall, Call]]] = {}
         for key, kept in calls.items():
             theirs = candidate.get(key)
             if theirs is not None and _is_of_autocast(kept.call, theirs):
-                of_site.setdefault(key[:2], []).append((kept, theirs))
+                of_site.setdefault(key.site, []).append((kept, theirs))
         errors = self._local.errors  # a conversion without one is of no interest
         lossless = [
             site
@@ -370,7 +397,7 @@ class ComparedRuns:
             del of_site[site]
         sites = [(place, self._site(place, pairs)) for place, pairs in of_site.items()]
 
-        def rank(of: tuple[_SiteKey, Site]) -> tuple[float, float]:
+        def rank(of: tuple[SiteKey, Site]) -> tuple[float, float]:
             place, site = of
             if site.impact is not None:
                 return -site.impact, 0.0 if site.impact == math.inf else -site.local
@@ -381,7 +408,7 @@ class ComparedRuns:
 
         return [site for _, site in sorted(sites, key=rank)]  # ties in the order of running
 
-    def _site(self, key: _SiteKey, pairs: list[tuple[KeptCall, Call]]) -> Site:
+    def _site(self, key: SiteKey, pairs: list[tuple[KeptCall, Call]]) -> Site:
         local = self._local.errors.get(key, ErrorSums()).total()
         accumulated = self._theirs.errors[key].total() if key in self._theirs.errors else None
         is_known = self._impacts.totals and not local.relative and key[1] not in self._local.refused
@@ -412,18 +439,21 @@ class ComparedRuns:
         )
 
     def _all_notes(
-        self, calls: dict[CallKey, KeptCall], candidate: dict[CallKey, Call], others: bool, change: float
+        self,
+        calls: dict[CallKey, KeptCall],
+        candidate: dict[CallKey, Call],
+        others: bool,
+        change: float,
+        unrounded: dict[str, float],
     ) -> list[str]:
         notes = [
             f"{CHOSE}{name} in {module_name(module)}, {differing:,} of {of:,} indices. Impacts are of first order, and "
             "do not count what follows from that."
-            for (module, name), (differing, of) in self._theirs.choices.items()
+            for (module, name, _), (differing, of) in self._theirs.choices.items()
             if differing
         ]
         notes += self._notes
-        differ = others or any(
-            _dtypes(kept.call) != _dtypes(candidate[key]) for key, kept in calls.items() if key in candidate
-        )
+        differ = others or self._differ(candidate)
         has_errors = any(sums.total().relative for sums in self._local.errors.values())
         if not differ:
             own = {info.dtype for kept in calls.values() for info in kept.call.inputs} & set(LOWER_DTYPES)
@@ -437,34 +467,68 @@ class ComparedRuns:
             notes.append(f"{NOTHING} {cause}")
         elif self._backwards.failed:
             notes.append(f"The backward that compare() ran on the step's result failed: {self._backwards.failed}")
+        elif self._impacts.nonfinite:
+            notes.append(self._about_gradients())
         elif not self._impacts.totals and not self._notes:
             notes.append(
                 "The impacts are unknown: no gradient of a loss reached the calls. Return a loss that requires grad."
             )
         elif self._impacts.totals and has_errors and not self._impacts.explain(change):
-            notes.append(_ZERO)
+            notes.append(_ZERO_OUTPUTS if self._impacts.random else _ZERO)
         if self._impacts.totals and self._bounds:
+            finite = "finite " * bool(self._impacts.nonfinite)
             notes.append(
-                f"No gradient reaches {len(self._bounds)} sites, whose impacts are unknown. {self._why_unknown}"
+                f"No {finite}gradient reaches {len(self._bounds)} sites, whose impacts are unknown. {self._why_unknown}"
             )
-        same = list(
-            dict.fromkeys(
-                f"{kept.call.name} in {module_name(kept.call.module)}, {shorten(kept.call.line) or 'line unknown'}"
-                for key, kept in calls.items()
-                if any(info.dtype in LOWER_DTYPES for info in kept.call.outputs)
-                and _dtypes(kept.call) == _dtypes(candidate.get(key, kept.call))
-                and not facts_of(kept.call.name).is_view
-            )
-        )
-        if same and differ:
+        if differ and (rounding := self._own_roundings(candidate)):
+            worst = max(unrounded, key=lambda name: unrounded[name], default="")
+            if worst and unrounded[worst]:
+                notes.append(
+                    f"{ROUNDS}compared with a run without the program's own conversions to a lower dtype, its relative "
+                    f"error is {spell_number(unrounded[worst])}, that of {worst}."
+                )
             notes.append(
-                "The program itself converts to a lower dtype, so that these calls lose as much in the reference, and "
-                f"their errors are not compared: {some_of(same, _FEW, '; ')}. {TRACED}"
+                "The program itself converts to a lower dtype, in the reference, too. What these calls lose is in no "
+                f"error or impact here: {some_of(list(rounding), _FEW, '; ')}.{f' {TRACED}' * any(rounding.values())}"
             )
         notes += [
             f"{name} was not run alone: {why}. Its local error is unknown." for name, why in self._local.refused.items()
         ]
         return notes
+
+    def _differ(self, candidate: dict[CallKey, Call]) -> bool:
+        """Whether a call of both runs has other dtypes in the candidate."""
+        calls = self._kept.calls
+        return any(_dtypes(kept.call) != _dtypes(candidate[key]) for key, kept in calls.items() if key in candidate)
+
+    def _own_roundings(self, candidate: dict[CallKey, Call]) -> dict[str, bool]:
+        """The calls that run in a lower dtype in both runs, and whether they are more than conversions, which lead."""
+        found: dict[str, float] = {}  # with what conversions lose
+        for key, kept in self._kept.calls.items():
+            call, is_same = kept.call, _dtypes(kept.call) == _dtypes(candidate.get(key, kept.call))
+            if (
+                not is_same
+                or facts_of(call.name).is_view
+                or not {one.dtype for one in call.outputs} & set(LOWER_DTYPES)
+            ):
+                continue
+            at = f"{call.name} in {module_name(call.module)}, {shorten(call.line) or 'line unknown'}"
+            if not key.line:
+                found[at] = 0.0
+            elif key.site in self._kept.rounded and (lost := self._kept.rounded[key.site].total()).relative:
+                text = "makes numbers infinite" if lost.nonfinite else f"local error {spell_number(lost.relative)}"
+                found[f"{at} ({text})"] = lost.relative
+        return {text: not found[text] for text in sorted(found, key=lambda text: -found[text])}
+
+    def _about_gradients(self) -> str:
+        found = self._impacts.nonfinite
+        (module, name, _), (line, bad, of) = next(iter(found.items()))
+        return (
+            f"The gradient of the reference is infinite or NaN, first that of the result of {name} in "
+            f"{module_name(module)}, {shorten(line) or 'line unknown'}: {bad:,} of {of:,} elements. It tells no impact "
+            f"of {len(found)} sites. Runs of the reference have measured {len(found.keys() & self._impacts.totals)} of "
+            "these."
+        )
 
 
 #: The note about impacts that do not explain the change of the loss.
@@ -473,6 +537,7 @@ _ZERO = (
     "compares the outputs with the reference's own has a gradient of zero at the reference. Return the outputs instead "
     "of the loss to get the impacts on them."
 )
+_ZERO_OUTPUTS = "The impacts on the outputs are zero: they do not rank the ops."
 
 
 def _is_of_autocast(ours: Call, theirs: Call) -> bool:
@@ -483,8 +548,7 @@ def _is_of_autocast(ours: Call, theirs: Call) -> bool:
 
 def _only_converts(call: Call) -> bool:
     """Whether a call changes a dtype alone, or makes a tensor from numbers."""
-    facts = facts_of(call.name)
-    return not call.inputs or facts.is_cast or facts.op_name == "aten::type_as"
+    return not call.inputs or converts_one(facts_of(call.name))
 
 
 def _dtypes(call: Call) -> Iterator[str] | tuple[str, ...]:
@@ -529,13 +593,13 @@ def _number(tensor: torch.Tensor) -> float | None:
 
 
 def _not_aligned(
-    calls: dict[CallKey, KeptCall], candidate: dict[CallKey, Call], only_there: dict[_SiteKey, int]
+    calls: dict[CallKey, KeptCall], candidate: dict[CallKey, Call], only_there: dict[SiteKey, int]
 ) -> list[str]:
-    missing = Counter(key[:2] for key in calls if key not in candidate)
+    missing = Counter(key.site for key in calls if key not in candidate)
     return [
         f"{name} in {module_name(module)}: calls that only the {who} made: {number}."
         for who, counts in (("reference", missing), ("candidate", only_there))
-        for (module, name), number in counts.items()
+        for (module, name, _), number in counts.items()
     ]
 
 

@@ -40,6 +40,8 @@ _ROUNDING = {
 class Site:
     """The calls of one overload in one module, in the forward, or of an optimizer inside of a region.
 
+    The conversions that a module makes, as with `to`, are a site for each line.
+
     Errors are those of the candidate relative to the reference, over all calls together: over their results, and the
     arguments that they wrote to, such as those of foreach ops and the running statistics of batch norm. The local error
     is that of the op alone: on the reference's inputs, cast to the dtypes in which the candidate ran it. The
@@ -116,7 +118,12 @@ class Site:
         return max((_ROUNDING[name] for name in self.dtypes.split(", ") if name in _ROUNDING), default=0.0)
 
     def __str__(self) -> str:
-        return f"{self.name.removeprefix('aten::')} in {module_name(self.module)}"
+        return f"{self.name.removeprefix('aten::')} in {self._place}"
+
+    @property
+    def _place(self) -> str:
+        at = f", {short_line(self.line)}" if self.line and converts(self.name) else ""
+        return module_name(self.module) + at
 
     def __repr__(self) -> str:
         errors = ", ".join(f"{name} {spell_number(getattr(self, name))}" for name in _MEASURES)
@@ -227,7 +234,7 @@ class Comparison(Report):
                     [
                         (
                             site.name,
-                            module_name(site.module),
+                            site._place,
                             *(getattr(site, name) for name in _SITE_CELLS),
                             site.nonfinite or None,
                             site.line,
@@ -270,8 +277,8 @@ class Comparison(Report):
             return (
                 f"The candidate's {worst.name} is {worst.candidate:.7g}, and the reference's is {worst.reference:.7g}."
             )
-        chose = "".join(f" {note}" for note in self.notes if note.startswith(CHOSE))
-        return f"The largest relative error of a result is {spell_number(worst.error)}, that of {worst.name}.{chose}"
+        said = "".join(f" {note}" for note in self.notes if note.startswith((CHOSE, ROUNDS)))
+        return f"The largest relative error of a result is {spell_number(worst.error)}, that of {worst.name}.{said}"
 
     def _facts(self) -> list[Fact]:
         facts: list[Fact] = []
@@ -288,7 +295,7 @@ class Comparison(Report):
             of = "" if any(metric.error for metric in self.metrics) or self.random_cotangents else " of its backward"
             change = f"changes the {self.loss_or_outputs}{of} by {spell_number(largest.impact)}"
             if converts(f"{largest.op}."):
-                change += f"; no override acts on it: change the conversion in the code, {short_line(largest.line)}"
+                change += "; no override acts on it: change the conversion in the code"
             facts.append(("largest impact", str(largest), change))
         facts += self._yardstick()
         facts.append(("runs", f"{self.runs:,}", f"backwards: {self.backwards:,}"))
@@ -364,6 +371,8 @@ class Comparison(Report):
 NOTHING = "No call ran in another dtype than in the reference."
 #: How the notes begin of ops that have chosen other elements.
 CHOSE = "Chosen otherwise than in the reference: "
+#: How the note begins about what the program's own conversions change in the reference's results.
+ROUNDS = "The reference rounds as well: "
 #: The end of the notes about what runs in a lower dtype in both runs.
 TRACED = "`torch-promote trace --values` tells which of the updates and sums are rounded away."
 #: How many roundings explain a local error: those of the inputs, and that of the result.

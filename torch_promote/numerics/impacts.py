@@ -96,8 +96,9 @@ def _sums_of(result: torch.Tensor, reference: torch.Tensor, info: torch.finfo | 
     return torch.stack([difference.square().sum(), theirs.square().sum(), lost.sum().double(), largest])
 
 
-_Site = tuple[str, str]
-_Batch = dict[_Site, torch.Tensor]
+#: A module, an overload with its name, and the line of a conversion.
+SiteKey = tuple[str, str, str]
+_Batch = dict[SiteKey, torch.Tensor]
 _keys: Any = torch._C
 #: If the change of the loss exceeds the sum of errors times gradients by this factor, it has other causes.
 _FARTHEST = 100.0
@@ -121,13 +122,17 @@ class Impacts:
         self.backwards: int = backwards  # per batch if they start with random cotangents
         self.random: bool = False  # whether the gradients come from random cotangents, as the step returns no loss
         self._loss_scale = loss_scale
-        self.totals: dict[_Site, Impact] = {}  # of the batches that have ended, by site
+        self.totals: dict[SiteKey, Impact] = {}  # of the batches that have ended, by site
+        # The sites with a gradient that is not finite, which tells no impact, in the order of the backward: the line of
+        # the call, how many elements of the gradient are infinite or NaN, and how many it has.
+        self.nonfinite: dict[SiteKey, tuple[str, int, int]] = {}
+        self._slopes: list[tuple[SiteKey, str, torch.Tensor, int]] = []
         self._batch: _Batch = {}
         self._ended: list[_Batch] = []
         self._scalars: list[tuple[torch.Tensor, list[torch.Tensor]]] = []
         self._hooks: list[Any] = []
 
-    def add(self, site: _Site, result: torch.Tensor, error: torch.Tensor) -> None:
+    def add(self, site: SiteKey, result: torch.Tensor, error: torch.Tensor, line: str = "") -> None:
         """Stores the error of a result, the difference of another run of the call, until its gradient arrives."""
         if not result.requires_grad:
             return
@@ -136,13 +141,15 @@ class Impacts:
         def multiply(gradient: torch.Tensor) -> None:
             if kept and not torch.is_grad_enabled():
                 with unnoticed():
-                    self._multiply(site, gradient, kept[0])
+                    bad = self._multiply(site, gradient, kept[0])
+                    self._slopes.append((site, line, bad, gradient.numel()))
                 if not _keys._autograd._get_current_graph_task_keep_graph():
                     kept.clear()
 
         self._hooks.append(result.register_hook(multiply))
 
-    def _multiply(self, site: _Site, gradient: torch.Tensor, error: torch.Tensor) -> None:
+    def _multiply(self, site: SiteKey, gradient: torch.Tensor, error: torch.Tensor) -> torch.Tensor:
+        """Adds the products, and returns how many numbers of the gradient are not finite."""
         slopes = as_reals(gradient.detach()).double()
         errors = as_reals(error).to(slopes.device).double()
         finite = errors.isfinite()
@@ -150,9 +157,11 @@ class Impacts:
         lost = (~finite & (slopes != 0)).sum().double()
         # The random signs of different samples are independent, so the rows of a batch can be summed separately.
         rows = products.reshape(len(gradient) if gradient.dim() and len(gradient) else 1, -1).sum(1)
-        found = torch.stack([products.sum(), products.square().sum(), lost, rows.square().sum()])
+        bad = (~slopes.isfinite()).sum().double()
+        found = torch.stack([products.sum(), products.square().sum(), lost, rows.square().sum(), bad])
         known = self._batch.get(site)
         self._batch[site] = found if known is None else known + found.to(known.device)
+        return bad
 
     def explain(self, change: float) -> bool:
         """Whether the impacts can explain the change of the loss. Zeros cannot, nor their rounding errors."""
@@ -180,16 +189,27 @@ class Impacts:
         # The gradient of the loss that the step returned is the factor by which it was scaled. None: it is not scaled.
         self.end_backward()
         scale = 1.0 if loss is None else self._scale_of(loss)
-        of_site: dict[_Site, list[list[float]]] = {}
+        of_site: dict[SiteKey, list[list[float]]] = {}
         for batch in self._ended:
             for site, sums in batch.items():
                 of_site.setdefault(site, []).append(sums.tolist())
+        if any(one[4] for several in of_site.values() for one in several):
+            self._note_nonfinite()
         for site, several in of_site.items():
+            if site in self.nonfinite:
+                continue
             impact = self._impact(several, len(self._ended), scale)
             before = self.totals.get(site, Impact(0.0, 0.0, 0.0))
             size, spread = math.hypot(impact.size, before.size), math.hypot(impact.spread, before.spread)
             self.totals[site] = Impact(size, impact.signed + before.signed, spread)
         self.drop()
+
+    def _note_nonfinite(self) -> None:
+        with unnoticed():
+            for site, line, number, of in self._slopes:
+                if site not in self.nonfinite and (bad := int(number)):
+                    self.nonfinite[site] = line, bad, of
+                    self.totals.pop(site, None)
 
     def _impact(self, several: list[list[float]], number: int, scale: float) -> Impact:
         change = sum(one[0] for one in several) / number / scale
@@ -210,7 +230,7 @@ class Impacts:
         """Removes the hooks, because an op may have returned a parameter, as optimizers' ops do."""
         for hook in self._hooks:
             hook.remove()
-        for kept in (self._hooks, self._scalars, self._batch, self._ended):
+        for kept in (self._hooks, self._scalars, self._batch, self._ended, self._slopes):
             kept.clear()
 
     def _scale_of(self, loss: torch.Tensor) -> float:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from torch_promote.numerics.comparison import Comparison
+from torch_promote.numerics.comparison import ROUNDS, Comparison
 from torch_promote.policy.files import to_toml
 from torch_promote.policy.module_tables import quoted
 from torch_promote.policy.policy import Policy
@@ -220,8 +220,9 @@ class Tuning(Report):
 
     def _verdict(self) -> str:
         certificate = self.certificate
+        rounds = "".join(f" {note}" for note in self.comparison.notes if note.startswith(ROUNDS))
         if self.reason:
-            return f"Nothing to tune: {self.reason}"
+            return f"Nothing to tune: {self.reason}{rounds * (ROUNDS not in self.reason)}"
         if self.met:
             verdict = "met" if self.found else "met without overrides"
         elif certificate.held_out is not None and not self._meets(certificate.held_out):
@@ -230,7 +231,7 @@ class Tuning(Report):
             verdict = "met in the search, but not in the compiled step"
         else:
             verdict = "not met"
-        return f"{'Interrupted. ' * self.interrupted}The tolerance is {verdict}."
+        return f"{'Interrupted. ' * self.interrupted}The tolerance is {verdict}.{rounds}"
 
     def _meets(self, errors: Mapping[str, float]) -> bool:
         return all(error <= self.tolerance[name] for name, error in errors.items() if name in self.tolerance)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections import Counter, defaultdict
@@ -16,7 +17,7 @@ from torch_promote.observe.ops import facts_of
 from torch_promote.policy.op_table import CastPolicy
 from torch_promote.policy.overrides import why_illegal
 from torch_promote.recording.recording import CallGroup
-from torch_promote.recording.values import EMPTY, Values, combined_norm
+from torch_promote.recording.values import EMPTY, Values, combined_norm, unpack_sketch
 from torch_promote.reference.dtypes import LOWER_DTYPES, dtype_name
 from torch_promote.report.base import (
     Branch,
@@ -222,9 +223,11 @@ def zero_gradients(report: Recording) -> tuple[str, Call | None]:
 
 def rounded_away(report: Recording) -> Iterator[str]:
     """Yields what is said of updates and sums in 16 bits that rounding has undone."""
+    sums = running_sums(report)
     yield unchanged_weights(report)
-    yield unchanged_writes(report)
-    yield lost_addends(report)
+    yield drifted_sums(sums)
+    yield unchanged_writes(report, sums)
+    yield lost_addends(report, sums)
     yield coarse_numbers(report)
 
 
@@ -263,10 +266,107 @@ _LEAST_UPDATES = 4
 _OF_FLOAT32 = torch.finfo(torch.float32).eps
 
 
-def unchanged_writes(report: Recording) -> str:
+class RunningSum(NamedTuple):
+    """A sum of single numbers in 16 bits that one line goes on with."""
+
+    total: float
+    drift: float = 0.0  # what roundings have added to it; NaN if terms are unknown
+    calls: int = 0
+
+    @property
+    def size(self) -> float:
+        """The drift, relative to the exact sum."""
+        return abs(self.drift) / (abs(self.total - self.drift) or abs(self.drift) or 1.0)
+
+
+#: The op, the line and the dtype of updates.
+_Place = tuple[str, str, str]
+
+
+def running_sums(report: Recording) -> dict[_Place, RunningSum]:
+    """Returns the running sums of each line, of several (as of epochs) the one that has drifted most."""
+    ends = dict[int, tuple[_Place, RunningSum]]()  # by the last call so far
+    for number, call in enumerate(report.calls):
+        op, reads, values = call.op.partition("::")[2], report.reads.get(number, ()), report.values.get(number, ())
+        is_sum = op in ("add", "add_", "sub", "sub_") and call.own and not call.error and call.phase != "optimizer"
+        if not is_sum or not reads or len(values) != 1 or not values[0].in_16_bits:
+            continue
+        dtype, numbers = call.outputs[0].dtype, dict(call.arguments)
+        key, writers = (call.op, call.line, dtype_name(dtype)), reversed(reads[0].written_by)
+        # An element of a tensor has others' writers, too.
+        last = (one for one in writers if one in ends and report.values[one][0].digest == reads[0].digest)
+        writer = next((one for one in last if ends[one][0] == key), None)
+        known = 0.0 if reads[0].digest == _digest_of(0) else _number_in(_values_read(report, reads[0]))
+        start, total = known if writer is None else ends[writer][1].total, _number_in(values[0])
+        if start is None or total is None:
+            continue
+        factor = float(numbers.get("alpha", 1)) * (-1 if op.startswith("sub") else 1)
+        other = numbers.get("other")
+        if len(reads) == 2 and factor:
+            other = _number_in(_values_read(report, reads[1]))
+            if other is None:
+                # The sum has rounded to the total from less than a distance away.
+                reach = 2 * torch.finfo(dtype).eps * max(abs(total), abs(start)) / abs(factor)
+                other = _integer_in(reads[1].digest, (total - start) / factor, reach)
+        before = RunningSum(start) if writer is None else ends.pop(writer)[1]
+        drift = math.nan if other is None else before.drift + total - (start + factor * other)
+        ends[number] = key, RunningSum(total, drift, before.calls + 1)
+    found = dict[_Place, RunningSum]()
+    for key, one in ends.values():
+        if one.calls >= _LEAST_UPDATES and (key not in found or not one.size <= found[key].size):
+            found[key] = one
+    return found
+
+
+def _number_in(values: Values | None) -> float | None:
+    """The number that is a tensor's only one; None if it has others, or it is unknown or not finite."""
+    if values is None or values.count != 1 or not values.is_finite or not values.sketch:
+        return None
+    return unpack_sketch(values.sketch)[0] / _of_one()
+
+
+@functools.cache
+def _of_one() -> float:
+    """The first projection of the number 1."""
+    return unpack_sketch(Values.of(torch.tensor(1.0)).sketch)[0]
+
+
+def _integer_in(digest: str, near: float, reach: float) -> int | None:
+    """The integer whose tensor has a digest; None if no integer that near has it, or these are too many to look at."""
+    if not digest or reach > _MOST_INTEGERS:
+        return None
+    around = sorted(range(math.floor(near - reach), math.ceil(near + reach) + 1), key=lambda one: abs(one - near))
+    return next((one for one in around if _digest_of(one) == digest), None)
+
+
+@functools.lru_cache(maxsize=1024)
+def _digest_of(integer: int) -> str:
+    return Values.of(torch.tensor(integer)).digest  # which is that of other integer dtypes, and of bools
+
+
+_MOST_INTEGERS = 64
+
+
+def drifted_sums(sums: Mapping[_Place, RunningSum]) -> str:
+    """What is said of running sums that roundings have changed, the largest share first; or ""."""
+    told = [
+        f"{op.partition('::')[2]} at {short_line(line)}: this sum of {one.calls:,} terms is {one.total:,.5g} in "
+        f"{dtype}, and {one.total - one.drift:,.5g} without rounding. Sum up in float32."
+        for (op, line, dtype), one in sorted(sums.items(), key=lambda of: -of[1].size)
+        if not math.isnan(one.drift) and not _is_balanced((op, line, dtype), sums)
+    ]
+    return " ".join(told[:2])
+
+
+def _is_balanced(place: _Place, sums: Mapping[_Place, RunningSum]) -> bool:
+    """Whether the roundings of a running sum are known to cancel, but for what two of them may change."""
+    return place in sums and sums[place].size <= torch.finfo(getattr(torch, place[2])).eps
+
+
+def unchanged_writes(report: Recording, sums: Mapping[_Place, RunningSum]) -> str:
     """What is said of tensors in 16 bits that updates leave as they are, such as an average of the weights; or ""."""
-    same, all_of = Counter[tuple[str, str, str]](), Counter[tuple[str, str, str]]()
-    largest = dict[tuple[str, str, str], float]()  # of what one-element sums, such as counters, are when they stop
+    same, all_of = Counter[_Place](), Counter[_Place]()
+    largest = dict[_Place, float]()  # of what one-element sums, such as counters, are when they stop
     for number, call in enumerate(report.calls):
         op = call.op.partition("::")[2].removeprefix("_foreach_")
         goes_on = op in ("add", "sub")  # a sum that the same line goes on with: `total = total + x`
@@ -309,14 +409,14 @@ def unchanged_writes(report: Recording) -> str:
         "away. "
         f"In float32, that distance is {torch.finfo(getattr(torch, key[2])).eps / _OF_FLOAT32:,.0f} times smaller."
         for key, count in same.most_common()
-        if count >= _LEAST_UPDATES and (key in largest or 2 * count >= all_of[key])
+        if count >= _LEAST_UPDATES and (key in largest or 2 * count >= all_of[key]) and not _is_balanced(key, sums)
     ]
     return " ".join(told[:2])
 
 
-def lost_addends(report: Recording) -> str:
+def lost_addends(report: Recording, sums: Mapping[_Place, RunningSum]) -> str:
     """What is said of sums in 16 bits of which rounding changes more than their smaller term tells; or ""."""
-    found: dict[tuple[str, str, str], list[float]] = {}
+    found: dict[_Place, list[float]] = {}
     for number, call in enumerate(report.calls):
         op, reads = call.op.partition("::")[2].removesuffix("_"), report.reads.get(number, ())
         shapes = (info.shape for info in (*call.inputs, *call.outputs))
@@ -335,8 +435,9 @@ def lost_addends(report: Recording) -> str:
             # What an update of a weight loses stays lost; other sums round again and again.
             source = reads[0].written_by[-1]
             is_weight = source < 0 and report.sources[-1 - source].kind == "parameter" and call.op.endswith("_")
-            if change is not None and change > smaller / (4 if is_weight else 2):
-                key = call.op, call.line, dtype_name(call.outputs[0].dtype)
+            key = call.op, call.line, dtype_name(call.outputs[0].dtype)
+            is_known = total.count == 1 and key in sums and not math.isnan(sums[key].drift)  # see `drifted_sums`
+            if change is not None and change > smaller / (4 if is_weight else 2) and not is_known:
                 # At most all of it, if the other term is a number of that dtype: the rest is the estimate's error.
                 found.setdefault(key, []).append(min(change / smaller, 1.0))
     told = [
