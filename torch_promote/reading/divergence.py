@@ -62,6 +62,7 @@ _COMPILED_ROUNDS = 16.0
 _MOST_OF_A_DTYPE = 1e-2
 #: States that are numbers of at least 0: of these, the magnitude tells all.
 _NEVER_NEGATIVE = ("scale of GradScaler", "step of ")
+_OF_SCALER = " of GradScaler"
 
 
 @dataclass(frozen=True)
@@ -353,11 +354,12 @@ class Walk:
         for run, absent in missing.items():
             if absent:
                 parts.append(f"{some_of(absent)} {'are' if len(absent) > 1 else 'is'} missing in {run}")
-        total = len(one.tensors.keys() | other.tensors.keys())
-        text = (
-            f"{len(names):,} of {total:,} tensors of the optimizer's state differ at the start of step {step}: "
-            f"{'; '.join(parts)}."
-        )
+        every = one.tensors.keys() | other.tensors.keys()
+        texts = []
+        for owner, is_scaler in (("the optimizer", False), ("GradScaler", True)):
+            n, total = (sum(name.endswith(_OF_SCALER) == is_scaler for name in of) for of in (names, every))
+            texts += [f"{n:,} of {total:,} tensors of {owner}'s state"] * bool(n)
+        text = f"{' and '.join(texts)} differ at the start of step {step}: {'; '.join(parts)}."
         self._add(Fact("state", text, *self._first_of_optimizer(step), step=step, state=tuple(names)))
 
     @property
