@@ -817,6 +817,7 @@ class NonfiniteFinder:
         return (
             told,
             f"This gradient is {unscaled:.3g} without a scale, and fits if the loss is multiplied by {fits:g} or less. "
+            "It is not known what fits of the results that are computed from it. "
             "An op in float32 moves the cast to the call before it, where it fits only if the op's backward makes it "
             "smaller.",
         )
