@@ -344,6 +344,9 @@ def test_a_gradient_that_is_not_finite_in_the_reference(has_loss: bool) -> None:
     [note] = comparison.notes
     assert note.startswith("The gradient of the reference is infinite or NaN, first that of the result of aten::sum.")
     assert f"test_compare_causes.py:{first + 3}: 32 of 1,024 elements." in note
+    told, measured = map(int, re.findall(r"impact of (\d+) sites with errors\. .* measured (\d+) of these", note)[0])
+    before = ("aten::linear", "aten::sub", "aten::square", "aten::sum")  # of the root itself, the gradient is finite
+    assert told == measured == len([site for site in comparison.sites if site.local and site.op in before])
     assert headline(comparison) == [str(comparison.sites[0])]
     assert comparison.sites[0].impact
     assert "nan" not in str(comparison)

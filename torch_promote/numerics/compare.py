@@ -523,11 +523,12 @@ class ComparedRuns:
     def _about_gradients(self) -> str:
         found = self._impacts.nonfinite
         (module, name, _), (line, bad, of) = next(iter(found.items()))
+        sites = {site for site in found if self._local.errors[site].total().relative}
         return (
             f"The gradient of the reference is infinite or NaN, first that of the result of {name} in "
             f"{module_name(module)}, {shorten(line) or 'line unknown'}: {bad:,} of {of:,} elements. It tells no impact "
-            f"of {len(found)} sites. Runs of the reference have measured {len(found.keys() & self._impacts.totals)} of "
-            "these."
+            f"of {len(sites)} sites with errors. Runs of the reference have measured "
+            f"{len(sites & self._impacts.totals.keys())} of these."
         )
 
 
