@@ -253,9 +253,9 @@ class _Side:
         return {(pair.ends[0].call, pair.ends[1].call) for pair in pairs if pair is not None and pair.is_same_order}
 
     def read_from_others(self, calls: Sequence[int]) -> dict[str, int]:
-        """What calls read, but for weights and constants: by digest, who wrote it."""
-        reads = [read for read in itertools.chain(*map(self.reads, calls)) if read.digest in self.classes]
-        found = [(read.digest, max(read.written_by)) for read in reads if read.written_by]
+        """What calls read, but for weights: by digest, who wrote it."""
+        reads = [read for read in itertools.chain(*map(self.reads, calls)) if read.digest and read.written_by]
+        found = [(read.digest, max(read.written_by)) for read in reads]
         return {digest: i for digest, i in found if i not in calls and (i >= 0 or self.run.sources[~i].kind == "input")}
 
     def behind(self, i: int) -> set[int]:
@@ -877,13 +877,13 @@ class _Answer:
         """Whether calls of A read what B has in the same order, and what B has in another, as a sentence."""
         one, other = self.sides
         mine, theirs = (side.read_from_others(known) for side, known in zip(self.sides, calls, strict=True))
-        lacking = {digest: i for digest, i in mine.items() if not one.in_order(digest)}
+        lacking = {key: i for key, i in mine.items() if not (key in other.run.contents or one.in_order(key))}
         for (digest, i), (known, j) in itertools.product(lacking.items(), theirs.items()):
             # A transpose of what B reads, a view of the same result, is no other order.
             is_view = not {i, *one.views[i]}.isdisjoint(k for k, _ in other.in_order(known))
-            values, whole = one.classes[digest][0].values, other.classes[known]
-            is_told = min(i, j) >= 0 and values.count >= _FEWEST and not is_view
-            if is_told and any(self.pairing.wholes([whole], [values])):
+            ends = one.classes.get(digest, [])[:1] + other.classes.get(known, [])[:1]
+            is_told = len(ends) > 1 and min(i, j) >= 0 and ends[0].values.count >= _FEWEST and not is_view
+            if is_told and any(self.pairing.wholes([ends[1:]], [ends[0].values])):
                 what = f"B the same numbers in another order, from {other.place(j)}"
                 return f"{_NO_COUNTERPART}, input reordered", f" A reads the result of {one.place(i)}, {what}."
         pairs = {digest: [pair.is_same_order for pair in one.pairs_of(i)] for digest, i in lacking.items()}
