@@ -302,7 +302,9 @@ def test_the_tolerance_to_tune_for_is_below_a_large_error(target_file: Path, cap
     assert main(["compare", TARGET]) == 0
     out, err = capsys.readouterr()
     assert err.endswith("torch-promote: next: torch-promote tune train.py:make --tolerance 1e-2 -o mine.toml\n")
-    assert "no override acts on it: change the conversion in the code, train.py:" in " ".join(out.split())
+    text = " ".join(out.split())
+    assert "to.dtype in (model), train.py:8 (changes the outputs by " in text
+    assert "; no override acts on it: change the conversion in the code)" in text
 
 
 def test_json_has_stdout_to_itself(target_file: Path, capsys: Capture) -> None:
