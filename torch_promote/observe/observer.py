@@ -743,8 +743,12 @@ class TensorNumbers:
             known.version, known.uses = version, Counter()
         part: Any = None
         if tensor.layout is torch.strided and not tensor.is_nested:
+            part = tensor.storage_offset(), tensor.shape, tensor.stride()
+        try:
+            before = known.uses.get((what, part), 0)
+        except TypeError:  # symbolic sizes have no hash
             part = tensor.dim(), *hints((tensor.storage_offset(), *tensor.shape, *tensor.stride()))
-        before = known.uses.get((what, part), 0)
+            before = known.uses.get((what, part), 0)
         known.uses[what, part] = before + 1
         return known.number, before
 

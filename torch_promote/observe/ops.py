@@ -430,8 +430,6 @@ _INT = frozenset((int,))
 
 def hints(sizes: Sequence[Any]) -> tuple[int, ...]:
     """Sizes as numbers: of a symbolic one, which has no hash, that of the tensor that is traced; -1 if it has none."""
-    if _INT.issuperset(map(type, sizes)):
-        return tuple(sizes)
     found = (one if type(one) is int else getattr(one.node, "hint", None) for one in sizes)
     return tuple(one if isinstance(one, int) else -1 for one in found)
 
@@ -442,16 +440,23 @@ def cast_key(tensor: torch.Tensor, to: torch.dtype | None) -> tuple[Any, ...]:
     if tensor.layout is torch.strided and not tensor.is_nested:
         try:
             # Not untyped_storage(): Python code could write through it, so the cache would drop the casts.
+            shared = _address(tensor), tensor.storage_offset(), tensor.stride()
+            hash(shared)
+        except TypeError:  # of symbolic strides
             shared = _address(tensor), *hints((tensor.storage_offset(), *tensor.stride()))
         except RuntimeError:  # a wrapper has no storage
             shared = None
-    return shared, tensor.dtype, to, () if tensor.is_nested else hints(tensor.shape)
+    shape = () if tensor.is_nested else tuple(tensor.shape)
+    return shared, tensor.dtype, to, shape if _INT.issuperset(map(type, shape)) else hints(shape)
 
 
 def bytes_of(tensor: torch.Tensor) -> int:
     """The bytes of a tensor's elements; for a sparse or nested tensor, of its stored elements."""
     if tensor.layout is torch.strided and not tensor.is_nested:
-        return math.prod(hints(tensor.shape)) * tensor.itemsize
+        try:
+            return tensor.nbytes
+        except RuntimeError:  # of symbolic sizes
+            return math.prod(hints(tensor.shape)) * tensor.itemsize
     with unnoticed():
         stored = stored_values(tensor)
         return 0 if stored is None else stored.nbytes
