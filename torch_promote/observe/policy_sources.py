@@ -71,8 +71,7 @@ _CASTING_NOTHING = (CastPolicy.fallthrough, CastPolicy.keep, CastPolicy.banned)
 def state_in_force() -> AutocastState | None:
     """Returns the autocast state in force; None if autocast is off for every device type."""
     # An observer asks at each call: no generator, and no further function.
-    if not torch._C._is_any_autocast_enabled():
-        return None
+    # torch._C._is_any_autocast_enabled would not do: it leaves out MPS.
     on: list[tuple[str, torch.dtype]] = []
     for device in DEVICE_TYPES:
         if torch.is_autocast_enabled(device):
