@@ -5,14 +5,19 @@ tests/parity/test_parity.py compares the results of all samples; tests/cuda/ doe
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._pytree import tree_map_only
 
 import torch_promote as tp
 from helpers.rows import (
     ACCELERATORS,
+    PROCESSOR_BOUND,
     REFUSED,
     ROWS,
     calls,
@@ -23,6 +28,7 @@ from helpers.rows import (
     policy_is_noticed,
     stock_and_ours,
     tensors_of,
+    without_unwritten,
 )
 from helpers.side_by_side import Watch, assert_alike, run
 from torch_promote.parity.samples import KINDS, LOWER, MIXED, MIXED_LOWER_FIRST, SAMPLES
@@ -70,6 +76,29 @@ def test_a_banned_row_is_refused_whatever_it_is_given(row: Row, device: str, low
 
 #: Kinds of floating arguments. All are cast to float32, so each kind has one of the lower dtypes.
 FLOATING_IN_TURN = ((LOWER, torch.bfloat16), (MIXED, torch.float16), (MIXED_LOWER_FIRST, torch.bfloat16))
+
+
+def by_hand(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """Calls an op with its floating arguments cast to float32, as the policy "fp32" does."""
+    return op(*tree_map_only(torch.Tensor, raised, args), **tree_map_only(torch.Tensor, raised, kwargs))
+
+
+def raised(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.float() if tensor.is_floating_point() and tensor.dtype is not torch.float64 else tensor
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if has_kernel(row, "cpu")], ids=name_of)
+def test_every_row_runs_in_float32_under_the_policy_fp32(row: Row) -> None:
+    for kind, lower in FLOATING_IN_TURN:
+        for label, (op, args, kwargs) in calls(row, kind, lower, "cpu"):
+            expected = run(contextlib.nullcontext(), (functools.partial(by_hand, op), args, kwargs))
+            assert expected.error is None or row.name in PROCESSOR_BOUND
+            with tp.crosscheck() as report:
+                got = run(tp.my_autocast("cpu", policy="fp32"), (op, args, kwargs))
+            assert report.ok, str(report)
+            for outcome in (expected, got):
+                outcome.result = without_unwritten(row, outcome.result)
+            assert_alike(got, expected, label)
 
 
 @on_fake_tensors

@@ -93,6 +93,48 @@ def test_module_trains_as_under_stock(name: str, dtype: torch.dtype, backward_in
     assert_like_stock(or_error(train) if name == "lstm" else train)
 
 
+@pytest.mark.parametrize("no_autograd", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("name", MODELS)
+def test_module_evaluates_as_under_stock(name: str, no_autograd: Callable[[], Any]) -> None:
+    def evaluate(region: Region) -> Any:
+        model = MODELS[name]().eval()
+        x = torch.randn(3, 5, 16)
+        with no_autograd(), region():
+            around = model(x)
+        with region(), no_autograd():
+            within = model(x)
+        return around, within
+
+    assert_like_stock(or_error(evaluate) if name == "lstm" else evaluate)
+
+
+def scaled_training(region: Region) -> Any:
+    """A float16 loop with GradScaler, with clipping; the scale is too large at first, so that steps are skipped."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**24, growth_interval=2)
+    seen = []
+    for _ in range(6):
+        x, target = torch.randn(8, 16), torch.randn(8, 16)
+        optimizer.zero_grad()
+        with region(dtype=torch.float16):
+            loss = F.mse_loss(model(x), target)
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        seen.append((loss, norm, grads(model), scaler.get_scale()))
+    return seen, values(model.parameters()), scaler.state_dict()
+
+
+def test_grad_scaler() -> None:
+    seen, _, _ = assert_like_stock(scaled_training)
+    scales = [scale for *_, scale in seen]
+    assert min(scales) < 2.0**24, "no step was skipped"
+    assert len(set(scales)) > 2, "the scale never grew again"
+
+
 # --- nested and sparse tensors, modes, and ops that others have registered
 
 
@@ -193,3 +235,30 @@ def test_a_mode_sees_what_it_sees_under_stock(mode_outside: bool) -> None:
 
 
 # --- ops that others have registered
+
+
+def test_custom_op_with_register_autocast() -> None:
+    @torch.library.custom_op("torch_promote_test_tensors::product", mutates_args=())
+    def product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        seen.append((x.dtype, weight.dtype))
+        return x @ weight
+
+    seen: list[Any] = []
+    product.register_autograd(
+        lambda ctx, grad: (grad @ ctx.saved_tensors[1].t(), ctx.saved_tensors[0].t() @ grad),
+        setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+    )
+    torch.library.register_autocast("torch_promote_test_tensors::product", "cpu", torch.float16)
+
+    def train(region: Region) -> Any:
+        seen.clear()
+        x, weight = torch.randn(4, 6, requires_grad=True), torch.randn(6, 5, requires_grad=True)
+        with region():
+            outputs = product(x, weight), product(F.relu(x @ weight), weight.t())
+            with region(enabled=False):
+                outputs += (product(x, weight),)
+        sum(output.float().square().sum() for output in outputs).backward()
+        return outputs, grads(x, weight), list(seen)
+
+    *_, dtypes = assert_like_stock(train)
+    assert dtypes == [(torch.float16,) * 2, (torch.float16,) * 2, (torch.float32,) * 2]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,10 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 import torch_promote as tp
+from helpers.autoloading import entry_point, variables
+from helpers.subprocesses import run_module
+
+__all__ = ["entry_point"]  # a fixture
 
 BF16 = torch.bfloat16
 
@@ -162,6 +167,28 @@ def test_an_op_that_stock_bans_runs_in_float32() -> None:
     with torch._subclasses.FakeTensorMode(), tp.my_autocast("cuda", policy="fp32"):
         half = torch.empty(3, device="cuda", dtype=torch.float16)
         assert F.binary_cross_entropy(half, half).dtype is torch.float32
+
+
+PROGRAM = """
+import torch
+model = torch.nn.Linear(4, 4)
+with torch.autocast("cpu"):
+    print(model(torch.ones(2, 4).bfloat16()).dtype)
+"""
+
+
+def test_whatever_takes_a_named_policy_takes_fp32(tmp_path: Path, entry_point: Path) -> None:
+    model, x = nn.Linear(4, 4), torch.ones(2, 4).to(BF16)
+    tp.Policy.named("fp32").save(tmp_path / "all.toml")
+    assert repr(tp.Policy.load(tmp_path / "all.toml")) == "Policy.named('fp32')"
+    regions: list[Any] = [tp.my_autocast("cpu", policy=policy) for policy in ("fp32", tmp_path / "all.toml")]
+    with tp.install(policy="fp32"):
+        regions.append(torch.autocast("cpu"))
+        for region in regions:
+            with region:
+                assert model(x).dtype is torch.float32
+    run = run_module("torch_promote", "run", "--policy", "fp32", "-c", PROGRAM, env=variables(entry_point))
+    assert run.stdout == "torch.float32\n", run.stderr
 
 
 def test_a_region_in_float32() -> None:
