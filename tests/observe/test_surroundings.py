@@ -78,6 +78,27 @@ def test_threads_that_a_region_does_not_reach() -> None:
     assert threading.Thread.start is start
 
 
+def test_other_code_may_put_a_start_of_threads_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading.Thread, "start", threading.Thread.start)  # which is what there is afterwards
+    started: list[threading.Thread] = []
+    with trace():
+        before = threading.Thread.start
+
+        def theirs(self: threading.Thread) -> None:
+            started.append(self)
+            before(self)
+
+        threading.Thread.start = theirs  # type: ignore[method-assign]
+    for _ in range(2):
+        with trace() as report, tp.my_autocast("cpu"):
+            thread = threading.Thread(target=len, args=("",))
+            thread.start()
+            thread.join()
+        assert "Autocast was on where 1 of them were started" in str(report.not_seen[0])
+        assert threading.Thread.start is theirs
+    assert len(started) == 2
+
+
 def test_what_python_does_not_count_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(multiprocessing.process, "_process_counter")
     with trace() as report:

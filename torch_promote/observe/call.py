@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -228,13 +227,6 @@ class Call:
     cast_time: int = 0
     own: bool = True
     fallback: str = ""
-
-    @classmethod
-    def _of(cls, *values: Any) -> Call:
-        """Returns a call with these values of all its fields, in their order, in less time than `Call(...)`."""
-        call = object.__new__(cls)
-        any(map(object.__setattr__, itertools.repeat(call), cls.__slots__, values))  # which returns None for each
-        return call
 
     def __repr__(self) -> str:
         where = f"{self.name} in {self.module or '(model)'}, {self.phase}, {self.line or 'line unknown'}"

@@ -130,7 +130,7 @@ def produced(facts: OpFacts, args: Sequence[Any], results: Sequence[Any]) -> Nam
     found: NamedTensors = []
     for value in results:
         if isinstance(value, torch.Tensor):  # without a generator, which would cost each call more
-            found.append((str(len(found)) if found else "0", value))
+            found.append((str(len(found)), value))
         elif value is not None:
             found.extend((str(i), tensor) for i, tensor in enumerate(tensors_in([value]), len(found)))
     return found + written(facts.unreturned, args) if facts.unreturned else found
@@ -425,9 +425,6 @@ def is_weight(tensor: torch.Tensor) -> bool:
     return isinstance(owner, torch.nn.Parameter) or (owner.is_leaf and owner.requires_grad)
 
 
-_INT = frozenset((int,))
-
-
 def hints(sizes: Sequence[Any]) -> tuple[int, ...]:
     """Sizes as numbers: of a symbolic one, which has no hash, that of the tensor that is traced; -1 if it has none."""
     found = (one if type(one) is int else getattr(one.node, "hint", None) for one in sizes)
@@ -441,13 +438,15 @@ def cast_key(tensor: torch.Tensor, to: torch.dtype | None) -> tuple[Any, ...]:
         try:
             # Not untyped_storage(): Python code could write through it, so the cache would drop the casts.
             shared = _address(tensor), tensor.storage_offset(), tensor.stride()
-            hash(shared)
-        except TypeError:  # of symbolic strides
-            shared = _address(tensor), *hints((tensor.storage_offset(), *tensor.stride()))
         except RuntimeError:  # a wrapper has no storage
             shared = None
     shape = () if tensor.is_nested else tuple(tensor.shape)
-    return shared, tensor.dtype, to, shape if _INT.issuperset(map(type, shape)) else hints(shape)
+    key = shared, tensor.dtype, to, shape
+    try:
+        hash(key)
+    except TypeError:  # of symbolic sizes
+        return shared and (shared[0], *hints(shared[1:2]), hints(shared[2])), tensor.dtype, to, hints(shape)
+    return key
 
 
 def bytes_of(tensor: torch.Tensor) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import linecache
 import threading
 import weakref
@@ -312,7 +313,9 @@ def _name_here() -> str:
         if code is not None:
             start, word = (BY_CUSTOM_BWD, "custom_bwd") if name == "decorate_bwd" else (start, "autocast")
             file, first = code.co_filename, code.co_firstlineno  # the line of the first decorator
-            own = (line for line in range(first, first + 9) if word in linecache.getline(file, line))
+            lines = ((line, linecache.getline(file, line)) for line in itertools.count(first))
+            decorators = itertools.takewhile(lambda of: of[1].lstrip().startswith("@"), lines)
+            own = (line for line, text in decorators if word in text)
             return f"{start}{shown_line(f'{file}:{next(own, first)}')}"
         if not is_ours(frame) and name != "__enter__":
             return f"{start}{frame.f_code.co_filename}:{frame.f_lineno}"

@@ -139,7 +139,7 @@ _set_hook: Callable[[Any], Any] = torch._C._dynamo.eval_frame.set_guard_complete
 _blocks: list[_Block] = []
 _before: Any = None
 _profile_before: Any = None
-_start: Any = None  # Python's method, while ours takes its place
+_start: Any = None  # ours in the place of threading.Thread.start
 
 
 @dataclass(eq=False)
@@ -174,8 +174,8 @@ def watch_unseen(
             _before = _set_hook(_compiled_code_ran)
             _profile_before = threading.getprofile()
             threading.setprofile(_thread_began)
-            _start = threading.Thread.start
-            threading.Thread.start = _start_and_note  # type: ignore[method-assign]
+            _start = _noting(threading.Thread.start)
+            threading.Thread.start = _start  # type: ignore[method-assign]
         _blocks.append(block)
     try:
         yield
@@ -183,8 +183,9 @@ def watch_unseen(
         with _lock:
             _blocks.remove(block)
             is_counted = threading.getprofile() is _thread_began  # else other code has replaced it
-            if not _blocks and threading.Thread.start is _start_and_note:  # likewise
-                threading.Thread.start = _start  # type: ignore[method-assign]
+            start: Any = threading.Thread.start
+            if not _blocks and start is _start:  # likewise
+                threading.Thread.start = start.__wrapped__  # type: ignore[method-assign]
             if not _blocks and is_counted:
                 threading.setprofile(_profile_before)
             if not _blocks:
@@ -234,15 +235,19 @@ def watch_unseen(
             sentences.append(Unseen("model", 1, text))
 
 
-@functools.wraps(threading.Thread.start)
-def _start_and_note(self: threading.Thread) -> None:
-    for block in tuple(_blocks) if not _is_of_inductor(self) else ():
-        if name := block.region():
-            block.started_in[name] += 1
-    _start(self)
+def _noting(start: Callable[[threading.Thread], None]) -> Any:
+    """Returns a method that notes in which regions threads are started."""
 
+    @functools.wraps(start)
+    def noting(self: threading.Thread) -> None:
+        # Other code may have kept one of an earlier block, which then notes nothing.
+        for block in tuple(_blocks) if noting is _start and not _is_of_inductor(self) else ():
+            if name := block.region():
+                block.started_in[name] += 1
+        start(self)
 
-skip_frames(_start_and_note)
+    skip_frames(noting)
+    return noting
 
 
 def _thread_began(frame: Any, event: str, argument: Any) -> None:

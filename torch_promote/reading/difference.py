@@ -236,8 +236,8 @@ class Difference(Report):
         step_counts: The numbers of steps in both recordings, if neither was asked for fewer, and they differ; or None.
         unread_states: The states of optimizers that were read in neither run, and so were not compared.
         moved: The number of calls in both runs that the second made in another order.
-        other_names: The modules that have another name in the second run, with it: their calls have equal results. What
-            is told of the second run has the names of the first.
+        other_names: The modules of the second run whose calls are those of another module of the first, with its path:
+            they have equal results. What is told of the second run has the names of the first.
         common_equal: Whether calls of one run alone differ, and the results of all calls in both have equal bits.
         aside: Then, the number of calls of one run alone, if no call in both reads what they have computed, or 0.
         received: By run, the number of calls that it alone made, and whose results the other one reads with equal bits
@@ -385,7 +385,7 @@ class Difference(Report):
         ]
         if self.other_names:
             names = (
-                f"those of {module_name(mine)} in {module_name(theirs)}" for mine, theirs in self.other_names.items()
+                f"those of {module_name(mine)} in {module_name(theirs)}" for theirs, mine in self.other_names.items()
             )
             more.append(f" Calls stand in other modules in B: {some_of(names)}.")
         if self.step_counts:
@@ -622,7 +622,7 @@ def compare_recordings(before: Recording, after: Recording) -> Difference:
         outside={name: len(run.outside) for name, run in (("A", one), ("B", other)) if run.outside},
         unread_states=unread_states,
         moved=walk.pairing.moved,
-        other_names={mine: theirs for theirs, mine in other_names.items()},
+        other_names=other_names,
         received={name: len(calls) for name, calls in zip("AB", walk.pairing.received, strict=True) if calls},
         beside={name: len(calls) for name, calls in zip("AB", walk.pairing.beside, strict=True) if calls},
         failures=_failures(before, after),

@@ -119,9 +119,11 @@ def renamed(recording: Recording, modules: Mapping[str, str]) -> Recording:
 
     def of(name: str) -> str:  # a parameter, or "exp_avg of 0.weight"
         what, between, path = name.rpartition(" of ")
-        module, dot, last = path.rpartition(".")
+        module, _, last = path.rpartition(".")
+        if not module:  # of the model itself, whose calls other modules may make in the other run
+            return name
         module = modules.get(module, module)
-        return f"{what}{between}{module}{dot and module and '.'}{last}" if dot or "" in modules else name
+        return f"{what}{between}{f'{module}.' if module else ''}{last}"
 
     def keys(values: Mapping[str, Any]) -> dict[str, Any]:
         return {of(name): one for name, one in values.items()}

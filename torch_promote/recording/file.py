@@ -266,14 +266,7 @@ def _prefixes() -> list[str]:
     return sorted((f"{one}{os.sep}" for one in folders), key=len, reverse=True)
 
 
-_encoder = json.JSONEncoder(separators=(",", ":"), check_circular=False)
-_make = getattr(json.encoder, "c_make_encoder", None)  # of CPython. `encode` calls it for each text, which takes longer
-_options = None, _encoder.default, json.encoder.encode_basestring_ascii, None, ":", ",", False, False, True
-_parts_of = _make and _make(*_options)
-
-
-def _json(data: Any) -> str:
-    return "".join(_parts_of(data, 0)) if _parts_of else _encoder.encode(data)
+_json = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 
 
 def write_recording(path: str | os.PathLike[str], report: Recording) -> None:

@@ -94,7 +94,6 @@ def _place_of(tensor: torch.Tensor) -> _Place:
 
 _PLAIN_TYPES = frozenset((torch.Tensor, nn.Parameter))
 _UNKNOWN = Read()
-_new_read = tuple.__new__  # without a call of the function in Python that is the class's
 
 
 @dataclass(slots=True)
@@ -237,7 +236,7 @@ class Recorder:
                 memory.digests[place] = found
                 if computes:
                     memory.step = step
-                return _new_read(Read, (before, found))
+                return Read(before, found)
         elif not counts:
             return _UNKNOWN
         kind, name = self._name_of(tensor)
@@ -290,8 +289,7 @@ class Recorder:
     def _kind_of(self, tensor: torch.Tensor, key: int) -> _Kind | None:
         """What a named tensor is, or the tensor that has its storage."""
         known = self._named(tensor, key)
-        is_parameter = type(tensor) is not torch.Tensor and isinstance(tensor, nn.Parameter)  # which runs Python code
-        return known[1] if known is not None else "parameter" if is_parameter else None
+        return known[1] if known is not None else "parameter" if isinstance(tensor, nn.Parameter) else None
 
     def _name_of(self, tensor: torch.Tensor) -> tuple[_Kind, str]:
         """What a tensor is, and its name. The models are searched once a step, and when another module has run."""
