@@ -16,7 +16,6 @@ takes the first of these that fits:
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import hashlib
 import importlib.util
@@ -30,27 +29,10 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any
-
-DESCRIPTION = """\
-Compiles the extension for the running PyTorch, for which this installation has
-none: a nightly, a build from source, or a newer release. It takes a C++
-compiler and a few minutes. The result is kept in a cache, and
-`import torch_promote` uses it from then on:
-
-  $TORCH_PROMOTE_BUILD_DIR   if set, such as a folder that a cluster shares
-  ~/.cache/torch_promote     otherwise ($XDG_CACHE_HOME/torch_promote)
-
-It does nothing if the cache already has this extension.
-"""
-EPILOG = """\
-It takes c++, g++ or clang++, or else the newest g++-N or clang++-N, and says
-which. Environment: CXX names another, MAX_JOBS limits the compilations that run
-at once.
-"""
 
 #: How the names of extension modules end for this Python, such as ".cpython-311-x86_64-linux-gnu.so".
 SUFFIX = EXTENSION_SUFFIXES[0]
@@ -60,7 +42,6 @@ _RELEASE = re.compile(r"(\d+\.\d+)\.\d+(\+[\w.]+)?")
 _ROW = re.compile(r"^ROW\(\s*(\w+)\s*,", re.MULTILINE)
 _COMPILERS = ("c++", "g++", "clang++")
 _AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
-_FAILED = 2
 _SET_FOLDER = (
     "Set TORCH_PROMOTE_BUILD_DIR to a folder that you may write, for this command and for the programs that import "
     "torch_promote."
@@ -203,37 +184,11 @@ def extension(generated: Path, *options: str) -> Any:
     )
 
 
-# torch-promote build
+def build(version: str, again: bool, say: Callable[[str], None]) -> tuple[Path, bool]:
+    """Compiles an extension into the cache, for `torch-promote build`.
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of the command."""
-    parser.add_argument("--force", action="store_true", help="compile it again if the cache has it")
-
-
-def run(arguments: argparse.Namespace) -> int:
-    """Runs the command, and returns its exit status: 0, or 2 if nothing could be compiled."""
-    try:
-        import torch
-    except ImportError as error:
-        _say(f"torch-promote: error: PyTorch cannot be imported: {error}. Install it first: pip install torch.")
-        return _FAILED
-    try:
-        target, has_compiled = _build(torch.__version__, arguments.force)
-    except BuildError as error:
-        _say(f"torch-promote: error: {error}")
-        return _FAILED
-    what = "compiled" if has_compiled else "the cache already has"
-    print(f"torch {torch.__version__}: {what} {target}")
-    return 0
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
-def _build(version: str, again: bool) -> tuple[Path, bool]:
-    """Compiles an extension into the cache, and returns its path and whether it had to be compiled."""
+    Returns its path and whether it had to be compiled.
+    """
     begin = time.time()
     target = cached_extension(version)
     if cache_folder() is None:
@@ -252,7 +207,7 @@ def _build(version: str, again: bool) -> tuple[Path, bool]:
             # Another process may have compiled it while this one waited.
             if target.exists() and target.stat().st_mtime >= begin:
                 return target, False
-            _compile(target, version, compiler)
+            _compile(target, version, compiler, say)
     except OSError as error:
         raise BuildError(
             f"{error.filename or target.parent}: {error.strerror or error}. The extension is kept in "
@@ -315,7 +270,7 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
-def _compile(target: Path, version: str, compiler: str) -> None:
+def _compile(target: Path, version: str, compiler: str, say: Callable[[str], None]) -> None:
     """Compiles in a process and a folder of its own; the result appears in the cache at once, if it loads."""
     log = target.with_name(f"{target.name}.log")
     with tempfile.TemporaryDirectory(prefix="torch_promote-") as folder, log.open("w") as output:
@@ -326,8 +281,8 @@ def _compile(target: Path, version: str, compiler: str) -> None:
         env = {"CC": compiler, **os.environ, "CXX": compiler, _AUTOLOAD: "0"}
         process = subprocess.Popen(command, cwd=folder, stdout=output, stderr=subprocess.STDOUT, env=env)
         try:
-            what = f"the extension for torch {version} with {_describe(compiler)}"
-            _wait(process, f"torch_promote: compiling {what} (log: {log})")
+            say(f"torch-promote: compiling the extension for torch {version} with {_describe(compiler)} (log: {log})")
+            _wait(process)
         finally:
             process.kill()
             process.wait()
@@ -354,9 +309,8 @@ def _compile(target: Path, version: str, compiler: str) -> None:
             whole.unlink(missing_ok=True)
 
 
-def _wait(process: subprocess.Popen[bytes], text: str) -> None:
+def _wait(process: subprocess.Popen[bytes]) -> None:
     """Waits for a process, with a line that counts the seconds if stderr is a terminal."""
-    _say(text)
     if not sys.stderr.isatty():
         process.wait()
         return

@@ -216,7 +216,7 @@ def test_what_is_compiled_is_kept_and_used(installation: Installation, tmp_path:
     texts = sorted(done.stdout.split(f"torch {torch.__version__}: ")[1].split("/")[0] for done in both)
     assert texts == ["compiled ", "the cache already has "]
     assert {done.stderr.strip() for done in both} - {""} == {
-        f"torch_promote: compiling the extension for torch {torch.__version__} with {variables['CXX']}: 13.0.0 (log: "
+        f"torch-promote: compiling the extension for torch {torch.__version__} with {variables['CXX']}: 13.0.0 (log: "
         f"{next(installation.cache.glob('*.log'))})"
     }
     assert installation.file().startswith("cache/_C-torch")

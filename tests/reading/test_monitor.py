@@ -621,7 +621,7 @@ def test_the_command_monitors_a_program_that_knows_nothing(tmp_path: Path) -> No
     plain, monitored = run(), run("--monitor", "logs", "--every", "4")
     assert monitored.returncode == 0
     assert monitored.stderr == (
-        "torch-promote: the monitor looked at 2 of 9 steps, alarms: 0. To see them: tensorboard --logdir logs. "
+        "torch-promote: the monitor looked at 2 of 9 steps, alarms: 0. To see them: `tensorboard --logdir logs`. "
         "Recordings of looks: logs/looks.\n"
     )
     assert monitored.stdout == plain.stdout

@@ -34,7 +34,6 @@ import math
 import os
 import re
 import statistics
-import sys
 import warnings
 import weakref
 import zlib
@@ -47,7 +46,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from torch_promote.errors import MissingPackageError, OptionError
+from torch_promote.errors import MissingPackageError, OptionError, say
 from torch_promote.observe.call import Call
 from torch_promote.observe.ops import facts_of, unnoticed
 from torch_promote.observe.places import check_model
@@ -697,7 +696,7 @@ def _end(running: contextlib.AbstractContextManager[Monitor], one: Monitor, proc
     if process != os.getpid() or (one.steps and not one.looks):  # of which there is a warning
         return
     folder = os.path.relpath(one._sink.folder or "")
-    text = f"looked at {one.looks:,} of {one.steps:,} steps, alarms: {len(one.alarms):,}. To see them: tensorboard "
-    text += f"--logdir {folder}. Recordings of looks: {os.path.join(folder, 'looks')}"
+    text = f"looked at {one.looks:,} of {one.steps:,} steps, alarms: {len(one.alarms):,}. To see them: `tensorboard "
+    text += f"--logdir {folder}`. Recordings of looks: {os.path.join(folder, 'looks')}"
     text = text if one.steps else "looked at nothing: no optimizer stepped"
-    print(f"torch-promote: the monitor {text}.", file=sys.stderr, flush=True)
+    say(f"torch-promote: the monitor {text}.")
