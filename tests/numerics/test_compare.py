@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 import re
@@ -459,14 +460,15 @@ def test_a_gradient_that_is_zero_by_mathematics_is_no_alarm() -> None:
     assert "Gradients that are zero up to rounding errors are not listed: 0.bias." in " ".join(str(comparison).split())
     assert Comparison.from_dict(comparison.to_dict()).gradients == comparison.gradients
 
-    def returns_gradients() -> dict[str, Any]:
+    def returns_gradients(copied: bool) -> dict[str, Any]:
         model.zero_grad()
         loss = step()
         loss.backward()
-        return {"loss": loss, "of": {name: one.grad for name, one in model.named_parameters()}}
+        gradients = {name: one.grad for name, one in model.named_parameters()}
+        return {"loss": loss, "of": copy.deepcopy(gradients) if copied else gradients}
 
-    for batches in (1, 2):
-        comparison = tp.compare(returns_gradients, model=model, batches=batches)
+    for batches, copied in ((1, False), (2, False), (1, True)):
+        comparison = tp.compare(functools.partial(returns_gradients, copied), model=model, batches=batches)
         names = [f"of.{name}" for name, _ in model.named_parameters() if name != "0.bias"]
         assert [one.name for one in comparison.metrics] == ["loss", *names]
         assert [one.name for one in comparison.gradients] == ["of.0.bias"]

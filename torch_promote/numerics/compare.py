@@ -11,6 +11,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
+from torch_promote.checking.comparison import compare as compare_bits
 from torch_promote.errors import StepError, check_flag, explains_arguments
 from torch_promote.numerics import step_runs
 from torch_promote.numerics.call_observers import (
@@ -38,7 +39,7 @@ from torch_promote.numerics.impacts import (
 from torch_promote.numerics.step_runs import Ranks, Results, StepRuns, current_policy, distances, norm_of, show_progress
 from torch_promote.observe.call import Call, Unseen
 from torch_promote.observe.observer import observe_dispatch
-from torch_promote.observe.ops import facts_of
+from torch_promote.observe.ops import facts_of, unnoticed
 from torch_promote.observe.places import RunningModules, shorten
 from torch_promote.observe.surroundings import watch_unseen
 from torch_promote.policy.policy import Policy, PolicyLike
@@ -351,8 +352,12 @@ class ComparedRuns:
         return self._runs.run(policy, around=observe_dispatch(calls.observer), on_result=on_result)
 
     def _find_returned(self, _: int, result: Any) -> None:
-        own = {id(one.grad) for one in self._model.parameters() if one.grad is not None}
-        self._returned |= {name for name, one in step_runs.named_tensors(result).items() if id(one) in own}
+        own = [one.grad for one in self._model.parameters() if one.grad is not None]
+        returned = step_runs.named_tensors(result)
+        with unnoticed():
+            self._returned |= {
+                name for name, one in returned.items() if any(one is of or not compare_bits(one, of) for of in own)
+            }
 
     def _returned_zeros(self, first: Results, theirs: Results) -> dict[str, GradientError]:
         """The gradients among the results that are zero but for rounding errors in each batch."""
