@@ -226,8 +226,6 @@ def _numerics_plugin(folder: str, update: bool, strict: bool) -> object:
 
         def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
             ends = self.ends
-            if not ends:
-                return
             parts = [f"compared {ends['compared'] + ends['differs']:,}"]
             if ends["recorded"]:
                 parts.insert(0, f"recorded {ends['recorded']:,} new tests")
@@ -237,6 +235,8 @@ def _numerics_plugin(folder: str, update: bool, strict: bool) -> object:
                 parts.append(f"{ends['missing']:,} without a recording")
             if ends["differs"]:
                 parts.append(f"{ends['differs']:,} differ{'s' * (ends['differs'] == 1)}")
+            if not ends:
+                parts = [f"compared 0: no test with the marker {_NUMERICS} passed"]
             terminalreporter.write_line(f"torch_promote: {', '.join(parts)} ({folder})")
 
     return Numerics()

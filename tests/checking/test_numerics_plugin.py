@@ -364,6 +364,12 @@ def test_an_invalid_folder(run: Run, arguments: list[str], message: str) -> None
     assert "Traceback" not in result.stderr.str()
 
 
+def test_a_run_without_a_marked_test_says_so(run: Run) -> None:
+    result = run("    def test_it(): torch.ones(2) + 1", "--record-numerics=stored", "--record-numerics-strict")
+    assert result.ret is pytest.ExitCode.OK
+    assert summary(result) == "compared 0: no test with the marker record_numerics passed"
+
+
 def test_a_dispatch_key_that_another_library_uses(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def register() -> None:
         raise RuntimeError("taken")
