@@ -19,6 +19,7 @@ import torch
 from rich.console import Console
 
 import torch_promote as tp
+from helpers.command_line import Capture
 from helpers.made_up_traces import linear, made_up_call, report_of, small_report
 from torch_promote.errors import OptionError
 from torch_promote.reading.trace_report import TraceReport
@@ -121,6 +122,31 @@ def use(report: TraceReport, other: TraceReport) -> None:
     json.dumps(report.to_dict())
     with contextlib.suppress(OptionError):  # nothing matches any more
         str(report.explain("op=linear"))
+
+
+@pytest.mark.parametrize("inner_first", [False, True])
+def test_two_recordings_of_one_name_are_two_files(
+    inner_first: bool, path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capture
+) -> None:
+    """As of two ranks that record at the same time: the later one to write has another name."""
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    weight = torch.ones(2, requires_grad=True)
+    with tp.trace(record=path):
+        weight.sin().sum().backward()
+        if not inner_first:
+            torch.optim.SGD([weight], lr=0.1).step()  # the end of a step is written at once
+        with tp.trace(record=path):
+            torch.ones(2).cos()
+    named = path.with_name(path.name.replace(SUFFIX, f".rank1{SUFFIX}"))
+    outer, inner = (named, path) if inner_first else (path, named)
+    has_sin = [any(call.op == "aten::sin" for call in tp.load(one).calls) for one in (outer, inner)]
+    assert (has_sin, set(path.parent.iterdir())) == ([True, False], {path, named})
+    said = f"torch-promote: another recording is written to {path}, so this one is {named}.\n"
+    assert capfd.readouterr().err == said
+    with tp.trace(record=path):  # neither is written any more
+        torch.ones(2).exp()
+    assert any(call.op == "aten::exp" for call in tp.load(path).calls)
 
 
 def test_a_file_can_be_read_wherever_it_ends(traced: TraceReport, path: Path) -> None:

@@ -28,7 +28,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch_promote.errors import OptionError
+from torch_promote.errors import OptionError, say
 from torch_promote.observe.call import TENSORS, Call, TensorInfo, Unseen, arguments_of
 from torch_promote.recording import SUFFIX
 from torch_promote.recording.recording import Failure, OptimizerState, Read, Recording, Source, Step
@@ -76,6 +76,7 @@ class RecordingFile:
         self._process = os.getpid()
         self._compressor = zlib.compressobj(wbits=_GZIP)
         self._file: Any = None
+        self._old = _stamp(self._path) if self._path.exists() else None
         self._lines: list[str] = []
         self._numbers: dict[str, dict[Any, int]] = defaultdict(dict)
         self._values: dict[int, tuple[int, Values]] = {}  # by id, with their numbers
@@ -166,7 +167,7 @@ class RecordingFile:
         if lines and self._file is None:
             header = {"format": _FORMAT, "version": _VERSION, "torch_version": report.torch_version, "rng": report.rng}
             lines.insert(0, _json({**header, "environment": report.environment}))
-            self._file = open(self._path, "wb", buffering=0)  # noqa: SIM115 (open to the end of the trace)
+            self._file = self._open(report)
         elif lines and report.environment != self._environment:
             lines.append(_json(["environment", report.environment]))
         if lines:
@@ -178,6 +179,28 @@ class RecordingFile:
             self._put([_json({**end, "asked": asked})], zlib.Z_FINISH)
             self._file.close()
             self._file = None
+
+    def _open(self, report: Recording) -> Any:
+        """Opens the file, or one named after this process, if since this recording began another one has written it."""
+        import fcntl
+
+        file = open(self._path, "ab", buffering=0)  # noqa: SIM115 (open to the end of the trace)
+        is_written = False
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            is_written = True
+        except OSError:  # a file system without locks
+            pass
+        if is_written or (file.tell() and _stamp(self._path) != self._old):
+            file.close()
+            rank = report.environment.get("rank")
+            tag, taken = f"pid{self._process}" if rank is None else f"rank{rank}", self._path
+            self._path = taken.with_name(f"{taken.name.removesuffix(SUFFIX)}.{tag}{SUFFIX}")
+            say(f"torch-promote: another recording is written to {taken}, so this one is {self._path}.")
+            return open(self._path, "wb", buffering=0)
+        file.truncate(0)
+        return file
 
     def _put(self, lines: Sequence[str], mode: int) -> None:
         data = "".join([f"{line}\n" for line in lines]).encode()
@@ -230,6 +253,11 @@ class RecordingFile:
         for prefix in self._prefixes:
             text = text.replace(prefix, "")
         return re.sub(r"(^|(?<= ))(?:[A-Za-z]:)?[/\\]\S*[/\\]", "", text)
+
+
+def _stamp(path: Path) -> tuple[int, int, int]:
+    found = path.stat()
+    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def _keep(known: dict[Any, Any], key: Any, value: Any) -> None:
