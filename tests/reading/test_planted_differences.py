@@ -761,6 +761,8 @@ PLANTED: dict[str, Planted] = {
     "p": arguments(call_of(functional.dropout, 0.5, 0.25), "aten::dropout", p=(0.5, 0.25)),
     "dim": arguments(call_of(torch.softmax, 0, 1), "aten::softmax", dim=(0, 1)),
     "a factor": arguments(call_of(lambda x, by: x * by, 2.0, 3.0), "aten::mul", other=(2.0, 3.0)),
+    "a factor of minus zero": arguments(call_of(lambda x, by: x * by, 0.0, -0.0), "aten::mul", other=(0.0, -0.0)),
+    "a factor of another type": arguments(call_of(lambda x, by: x.long() * by, 2, 2.0), "aten::mul", other=(2, 2.0)),
     "approximate": arguments(
         call_of(lambda x, by: functional.gelu(x, approximate=by), "none", "tanh"),
         "aten::gelu",

@@ -8,6 +8,7 @@ import gzip
 import html
 import io
 import json
+import math
 import os
 import random
 from collections.abc import Iterator
@@ -66,6 +67,14 @@ def test_a_recording_without_values_or_calls(path: Path) -> None:
         read = tp.load(path)
         assert (read.values, read.sources, len(read.calls), read.total.calls) == ({}, [], len(calls), len(calls))
         assert [call.op for call in read.calls] == [call.op for call in report.calls]
+
+
+def test_arguments_that_are_equal_and_not_the_same(path: Path) -> None:
+    numbers = [0.0, -0.0, 1, True, 1.0, math.nan]
+    with tp.trace(record=path):
+        for number in numbers:
+            torch.ones(2) * number
+    assert repr([dict(call.arguments).get("other") for call in tp.load(path).calls][1::2]) == repr(numbers)
 
 
 def test_sums_include_calls_that_are_not_kept(path: Path) -> None:

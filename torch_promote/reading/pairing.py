@@ -287,12 +287,12 @@ class Pairing:
         return [Pair(inner[0][i], inner[1][j]) for i, j in align([(names[0], names[1])])]
 
     def differing_arguments(self, pair: Pair) -> dict[str, tuple[Argument, Argument]]:
-        """The arguments that differ, with both values."""
+        """The arguments that differ, with both values; by their texts, since 0.0 == -0.0 and NaN != NaN."""
         one, other = (dict(run.calls[k].arguments) for run, k in zip(self.runs, pair, strict=True))
         return {
             name: (one.get(name), other.get(name))
             for name in dict.fromkeys([*one, *other])
-            if name not in _OF_NO_EFFECT and one.get(name) != other.get(name)
+            if name not in _OF_NO_EFFECT and repr(one.get(name)) != repr(other.get(name))
         }
 
     # --- calls of one run alone

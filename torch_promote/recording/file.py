@@ -96,7 +96,8 @@ class RecordingFile:
             _keep(self._digests, number, values[0].digest)
         kind = self._number_of_kind(call)
         module, thread = self._number("module", call.module), self._number("thread", call.thread, lambda _: 0)
-        arguments = self._number("arguments", call.arguments, lambda pairs: encode(dict(pairs)))
+        # By their texts, since 1 == True and 0.0 == -0.0.
+        arguments = self._number("arguments", repr(call.arguments), lambda _: encode(dict(call.arguments)))
         line = f"[{kind},{module},[{call.start - started},{call.duration},{call.cast_time},{thread}]"
         numbers = ",".join([str(self._number_of_values(one)) for one in values])
         read = ",".join([self._read(number, one) for one in reads])
