@@ -8,7 +8,6 @@ import gzip
 import html
 import io
 import json
-import math
 import os
 import random
 from collections.abc import Iterator
@@ -70,7 +69,7 @@ def test_a_recording_without_values_or_calls(path: Path) -> None:
 
 
 def test_arguments_that_are_equal_and_not_the_same(path: Path) -> None:
-    numbers = [0.0, -0.0, 1, True, 1.0, math.nan]
+    numbers = [0.0, -0.0, 1, True, 1.0]
     with tp.trace(record=path):
         for number in numbers:
             torch.ones(2) * number

@@ -292,7 +292,7 @@ class Pairing:
         return {
             name: (one.get(name), other.get(name))
             for name in dict.fromkeys([*one, *other])
-            if name not in _OF_NO_EFFECT and repr(one.get(name)) != repr(other.get(name))
+            if name not in _OF_NO_EFFECT and argument_text(one.get(name)) != argument_text(other.get(name))
         }
 
     # --- calls of one run alone

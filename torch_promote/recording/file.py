@@ -193,14 +193,16 @@ class RecordingFile:
             is_written = True
         except OSError:  # a file system without locks
             pass
-        if is_written or (file.tell() and _stamp(self._path) != self._old):
+        size = os.fstat(file.fileno()).st_size
+        if is_written or (size and _stamp(self._path) != self._old):
             file.close()
             rank = report.environment.get("rank")
             tag, taken = f"pid{self._process}" if rank is None else f"rank{rank}", self._path
             self._path = taken.with_name(f"{taken.name.removesuffix(SUFFIX)}.{tag}{SUFFIX}")
             say(f"torch-promote: another recording is written to {taken}, so this one is {self._path}.")
             return open(self._path, "wb", buffering=0)
-        file.truncate(0)
+        if size:
+            file.truncate(0)
         return file
 
     def _put(self, lines: Sequence[str], mode: int) -> None:
