@@ -177,9 +177,21 @@ def test_a_mask_that_makes_more_values_infinite_than_in_float32() -> None:
     report = find(lambda: (linear(-200)[:, :1] + bias)[:, :3].softmax(-1), HALF)
     assert report.origin is not None
     assert (report.origin.op, report.origin.kind) == ("aten::add", "overflow in the op")
-    assert "2 more values of the result are infinite in float16" in str(report)
+    assert "2 of 4 values became -inf in float16" in str(report)
     assert "clamp the sum: clamp(min=torch.finfo(dtype).min)" in str(report)
     assert "The inputs are finite" not in str(report)
+
+
+def test_a_mask_with_infinite_values_is_benign_while_its_rows_have_others() -> None:
+    """The sums of two masks, and of scores with them, are -inf in float16, and every row has a finite score."""
+    masks = torch.tensor([0.0, LOWEST, LOWEST], dtype=HALF) + torch.tensor([0.0, 0.0, LOWEST], dtype=HALF)
+    for lowest in (None, LOWEST):
+        report = find(lambda: (linear(-200)[:1, :1] + masks).clamp(lowest, INF).softmax(-1), HALF)  # noqa: B023
+        assert (report.origin, {one.kind for one in report.benign}) == (None, {"mask"}), str(report)
+    report = find(lambda: (linear(-200)[:1, :1] + masks)[:, 1:].softmax(-1), HALF)
+    assert report.origin is not None
+    assert (report.origin.op, report.origin.kind) == ("aten::add", "overflow in the op")
+    assert "clamp the sum" in str(report)
 
 
 def test_without_a_region_the_code_is_to_change() -> None:

@@ -477,7 +477,7 @@ def _is_lowest(value: float, dtype: torch.dtype) -> bool:
     if not dtype.is_floating_point:
         return False
     lowest = torch.finfo(dtype).min
-    return value == lowest if dtype is torch.float16 else value <= lowest / 2
+    return value <= (lowest if dtype is torch.float16 else lowest / 2)
 
 
 def _count_infinite(tensors: Sequence[torch.Tensor]) -> int:
@@ -986,6 +986,9 @@ class NonfiniteFinder:
                 if call.op in _EXPONENTIALS and inputs[0][1] != math.inf:  # exp turns a mask's -inf into 0
                     return self._kind(watched, finite=True)
                 more = self._beyond_float32(watched)
+                if more > 0 and self._is_mask(watched):  # what makes a NaN of it is at fault
+                    self._add_benign("mask", call, watched.nonfinite)
+                    more = 0
                 if more <= 0:
                     return None
                 text = _MORE_INFINITE.format(count=more, dtype=dtype_name(_lower_dtype(watched)))

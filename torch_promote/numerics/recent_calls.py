@@ -512,6 +512,8 @@ class RecentCalls:
             texts.append(f"An optimizer computes in the dtype of the weights: keep them in float32{larger}.")
         elif not recent.call.autocast:
             texts.append(WITHOUT_REGION)
+        if kind == "overflow in the op" and recent.call.op.removesuffix("_") in SUMS:
+            texts.append(CLAMP_MASKS)
         between = [one.call for number, one in self._before(target).items() if number > found[0].number]
         texts += [*other[1], *tell_idiom(found[0].call, target.call, between)]
         return replace(self._told(recent, kind, tuple(cures), texts, values[recent.number].low), other=other[0])
