@@ -875,6 +875,28 @@ def test_an_op_that_no_override_reaches() -> None:
     assert not any("became part of the tuning" in note for note in tuning.notes)
 
 
+@pytest.mark.parametrize("recorded", [True, False])
+def test_ops_of_a_backward_in_the_region_are_candidates(recorded: bool) -> None:
+    """Such as of a gradient penalty, the residual of a differential equation, or a misplaced `loss.backward()`."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
+    x = torch.randn(4, 8, requires_grad=True)
+
+    def step() -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=recorded)
+            return slope.square().mean()
+
+    comparison = tp.compare(step, model=model)
+    assert "aten::mm" in {site.op for site in comparison.sites}
+    assert not comparison.not_aligned
+    tuning = tp.tune(step, model=model, tolerance=1e-4)
+    assert (tuning.overrides, tuning.certificate.kind) == ({"aten::linear": "fp32", "aten::mm": "fp32"}, "minimum")
+    assert tuning.errors == {"loss": 0}
+    with pytest.raises(Fp32FailsError, match=r'no set of the candidates .* choose level "op"'):
+        tp.tune(step, model=model, tolerance=1e-4, level="module")
+
+
 def test_nothing_to_tune(tmp_path: Path) -> None:
     model, step = scaled(torch.bfloat16)
 

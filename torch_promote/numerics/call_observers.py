@@ -18,11 +18,12 @@ that: one in the candidate's dtypes, and one in the reference's. Otherwise the c
 blamed, not the product that has rounded the angle.
 
 NOTE [ Which calls are compared ]
-The calls that the program makes in a forward, and those of optimizers inside of a region, with their results and the
-arguments that they write to. Of a composite op, only the op itself is compared, not the ops that it calls, because an
-override of the op applies to all of them. A conversion by the program is compared, because it rounds if its dtype is
-lower in the candidate. Not compared: views and other ops that move data, which compute nothing; collectives, which
-depend on other ranks; and recomputations of checkpoints, which repeat calls of the forward.
+The calls that the program makes in a forward, and those of optimizers and backwards inside of a region, where policies
+act, with their results and the arguments that they write to. Of a composite op, only the op itself is compared, not the
+ops that it calls, because an override of the op applies to all of them. A conversion by the program is compared,
+because it rounds if its dtype is lower in the candidate. Not compared: conversions of a backward, which the reference
+does not make; views and other ops that move data, which compute nothing; collectives, which depend on other ranks; and
+recomputations of checkpoints, which repeat calls of the forward.
 """
 
 from __future__ import annotations
@@ -143,7 +144,8 @@ class ForwardCalls:
         if of.phase == "backward":
             # A backward that autograd records, such as that of a gradient penalty, is part of the loss.
             self.saw_backward |= not torch.is_grad_enabled()
-        elif (of.phase == "forward" or (of.phase == "optimizer" and of.autocast)) and rounds:
+            rounds &= not is_conversion
+        if (of.phase == "forward" or (of.phase in ("optimizer", "backward") and of.autocast)) and rounds:
             place = of.origin.module, facts.name, of.origin.line if is_conversion else ""
             key = CallKey(*place, self._counts[place])
             self._counts[place] += 1

@@ -394,10 +394,11 @@ class _Tuner:
 
     def _fp32_fails(self, why: str) -> Fp32FailsError:
         not_aligned = "".join(f" {text}" for text in self._comparison.not_aligned[:3])
+        level = "" if self._level == "op" else 'choose level "op", whose overrides also act in a backward, '
         return Fp32FailsError(
-            f"no set of overrides meets the tolerance: {why}.{self._excluded()}{not_aligned} Raise the tolerance, cast "
-            f"to float32 in the program, or check that the step's regions have no policy= argument, which would take "
-            f"precedence over the overrides."
+            f"no set of the candidates meets the tolerance: {why}.{self._excluded()}{not_aligned} Raise the tolerance, "
+            f"cast to float32 in the program, {level}or check that the step's regions have no policy= argument, which "
+            "would take precedence over the overrides."
         )
 
     def _excluded(self) -> str:
