@@ -330,6 +330,29 @@ STEPS: dict[str, Callable[[nn.Module], Callable[[], Any]]] = {
 }
 
 
+def test_impacts_are_those_on_the_outputs_if_the_gradient_of_the_loss_is_zero() -> None:
+    """As of the ratio of probabilities, minus 1, of a policy and itself."""
+    model = chain(1, 4, {2: Cancels()})
+    before = model(INPUTS).detach()
+
+    def step(returns: str) -> dict[str, torch.Tensor]:
+        with half():
+            outputs = model(INPUTS).float()
+        return {
+            name: one
+            for name, one in {"outputs": outputs, "off": (outputs - before).abs().mean()}.items()
+            if name in returns
+        }
+
+    one, other, alone = (
+        tp.compare(functools.partial(step, names), model=model) for names in ("outputs off", "outputs", "off")
+    )
+    assert [found.sites[0].module for found in (one, other)] == ["2", "2"]
+    assert one.sites[0].impact == pytest.approx(other.sites[0].impact, rel=0.5)  # from seven random directions
+    assert not any("do not rank the ops" in note for note in one.notes)
+    assert any("do not rank the ops" in note for note in alone.notes)
+
+
 @pytest.mark.filterwarnings("ignore:Using backward:UserWarning")
 @pytest.mark.parametrize("name", STEPS)
 def test_impacts_do_not_depend_on_how_a_step_uses_autograd(name: str) -> None:

@@ -120,7 +120,8 @@ class Impacts:
 
     def __init__(self, loss_scale: float, backwards: int = 1) -> None:
         self.backwards: int = backwards  # per batch if they start with random cotangents
-        self.random: bool = False  # whether the gradients come from random cotangents, as the step returns no loss
+        # Whether the gradients come from random cotangents, as the step returns no loss, or one whose gradient is zero.
+        self.random: bool = False
         self._loss_scale = loss_scale
         self.totals: dict[SiteKey, Impact] = {}  # of the batches that have ended, by site
         # The sites with a gradient that is not finite, which tells no impact, in the order of the backward: the line of
@@ -167,6 +168,10 @@ class Impacts:
         """Whether the impacts can explain the change of the loss. Zeros cannot, nor their rounding errors."""
         known = sum(max(one.size, one.spread) for one in self.totals.values())
         return known > 0 and change <= _FARTHEST * known
+
+    def are_zero(self) -> bool:
+        """Whether the loss has a gradient that is zero at all sites."""
+        return bool(self.totals) and not (self.random or any(one.spread for one in self.totals.values()))
 
     def watch_scalar(self, tensor: torch.Tensor) -> None:
         """Records a number that the program computes. It may be the loss, whose gradient shows the scale."""
@@ -262,7 +267,7 @@ class Backwards:
         """Runs a backward on the result of a step, unless the step has run one. `impacts` gets the gradients."""
         impacts = impacts or Impacts(1.0)
         tensors = named_tensors(result)
-        loss = loss_of(tensors)
+        loss = None if impacts.random else loss_of(tensors)
         if has_run:
             self.count += 1
             impacts.settle(loss)

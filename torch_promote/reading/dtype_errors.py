@@ -84,7 +84,7 @@ _BY_TEXT = {
     ),
     r"probability tensor contains either|returned nan values in its|is non-finite, so it cannot be clipped|contained "
     r"non-finite values|to satisfy the constraint|cannot convert float (NaN|inf)|is not finite": (
-        "If a value is inf or NaN, `torch-promote find-nan` in place of this command names the call that made it."
+        "If a value is inf or NaN, `torch-promote find-nan` names the call that made it."
     ),
     r"No inf checks were recorded for this optimizer": (
         "No parameter of the optimizer has a gradient. Call backward() before the step, and optimizer.zero_grad() "
