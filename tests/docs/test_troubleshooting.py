@@ -270,7 +270,7 @@ def test_errors_of_values_that_are_not_finite(
         execute(Row("", "", code, ""), code)
     monkeypatch.setattr("sys.last_value", error.value, raising=False)
     say_at_exit()
-    assert "`torch-promote find-nan` in place of this command names the call" in capsys.readouterr().err
+    assert "`torch-promote find-nan` names the call" in capsys.readouterr().err
 
 
 def test_a_backward_of_two_dtypes_names_the_override_of_its_forward() -> None:

@@ -347,7 +347,7 @@ def test_impacts_are_those_on_the_outputs_if_the_gradient_of_the_loss_is_zero() 
     one, other, alone = (
         tp.compare(functools.partial(step, names), model=model) for names in ("outputs off", "outputs", "off")
     )
-    assert [found.sites[0].module for found in (one, other)] == ["2", "2"]
+    assert one.sites[0].module == other.sites[0].module
     assert one.sites[0].impact == pytest.approx(other.sites[0].impact, rel=0.5)  # from seven random directions
     assert not any("do not rank the ops" in note for note in one.notes)
     assert any("do not rank the ops" in note for note in alone.notes)

@@ -194,6 +194,16 @@ def test_a_mask_with_infinite_values_is_benign_while_its_rows_have_others() -> N
     assert "clamp the sum" in str(report)
 
 
+def test_values_that_the_call_does_not_read_are_not_the_reason() -> None:
+    """The products off the diagonal are not in the domain of rsqrt either, and no angle is made of them."""
+    ones = F.normalize(torch.randn(16, 3, generator=torch.Generator().manual_seed(0)), dim=-1).requires_grad_()
+    others = F.normalize(ones.detach() + 1e-3, dim=-1)
+    report = find(lambda: (ones @ others.t()).diagonal().clamp(-1, 1).acos().sum().backward(), HALF)
+    assert report.origin is not None
+    assert " values became 1 in float16" in str(report)
+    assert "outside of" not in str(report)
+
+
 def test_without_a_region_the_code_is_to_change() -> None:
     with tp.find_nonfinite() as report:
         own_softmax(torch.full((1, 2), -20.0))

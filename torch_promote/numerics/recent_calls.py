@@ -486,10 +486,9 @@ class RecentCalls:
                 continue
             pairs = _pairs(self._calls[number], again)
             texts = list(filter(None, (tell_outside(low, exact, target.call.op) for _, low, exact in pairs)))[:1]
-            if outside and not texts:
+            if not texts:
                 break
-            if texts:
-                outside, lost = texts, {number: Lost("rounding", texts)}
+            outside, lost = texts, {number: Lost("rounding", texts)}
         # Of the calls that lost values, the first one without whose values the call is not finite.
         missed = (one for one, what in lost.items() if outside or (what.texts and are_missed(what, one)))
         number = next(missed, found[0].number)
