@@ -348,7 +348,9 @@ class RecentCalls:
             if (values := cures([one])) and (len(by_op[one.call.name]) == 1 or cures(by_op[one.call.name]))
         ]
         for one, values in singles[:1]:
-            return self._loss([one], values, target, are_missed, self._other(singles[1:]))
+            conversions = (same for same in by_op.values() if len(same) > 1 and same[0].facts.is_cast)
+            converted = next((same for same in conversions if one not in same and cures(same)), [])
+            return self._loss([one], values, target, are_missed, self._other(singles[1:], converted))
         for same in sorted(by_op.values(), key=len):
             if len(same) > 1 and (values := cures(same)):
                 return self._loss(same, values, target, are_missed)
@@ -462,12 +464,19 @@ class RecentCalls:
         )
 
     @staticmethod
-    def _other(singles: Sequence[tuple[RecentCall, dict[int, Repeated]]]) -> tuple[Call | None, list[str]]:
+    def _other(
+        singles: Sequence[tuple[RecentCall, dict[int, Repeated]]], converted: Sequence[RecentCall]
+    ) -> tuple[Call | None, list[str]]:
         """Returns the nearest of the calls each of which cures, too, that has lost values itself, and says so."""
+        # Or says that the program's own conversions do, all together.
         for one, values in singles:
             if texts := _compare(one, values[one.number]).texts:
                 how = f"Instead, float32 for {tell_where(one.call)}, makes that call finite as well: there, {texts[0]}"
                 return one.call, [how]
+        if converted:
+            lines = ", ".join(dict.fromkeys(tell_line(one.call) for one in converted))
+            what = f"{len(converted):,} conversions to {dtype_name(converted[0].call.outputs[0].dtype)} ({lines})"
+            return None, [f"Without the program's {what}, that call is finite, too."]
         return None, []
 
     def _loss(
@@ -510,7 +519,7 @@ class RecentCalls:
             larger = f", or pass an eps that is not 0 in {dtype_name(dtype)}" if constants else ""
             texts.append(f"An optimizer computes in the dtype of the weights: keep them in float32{larger}.")
         elif not recent.call.autocast:
-            texts.append(WITHOUT_REGION)
+            texts.append(WITHOUT_REGION.replace(" it ", " it " if how == "this call" else " what was repeated "))
         if kind == "overflow in the op" and recent.call.op.removesuffix("_") in SUMS:
             texts.append(CLAMP_MASKS)
         between = [one.call for number, one in self._before(target).items() if number > found[0].number]
@@ -585,10 +594,11 @@ def _compare(recent: RecentCall, again: Repeated) -> Lost:
         is_cast = recent.facts.is_copy or recent.facts.is_cast
         became: dict[NonfiniteKind, torch.Tensor] = {
             "overflow in a cast" if is_cast else "overflow in the op": low.isinf() & exact.isfinite(),
-            "underflow": (low == 0) & (exact != 0),
+            "underflow": (low == 0) & (exact != 0) & (exact.to(low.dtype) == 0),
+            "rounding": (low == 0) & (exact.to(low.dtype) != 0),
         }
         if bool((low.abs() <= 1).all()):  # the result is bounded, as that of tanh
-            became["rounding"] = (low.abs() == 1) & (exact.abs() < 1)
+            became["rounding"] |= (low.abs() == 1) & (exact.abs() < 1)
         for kind, where in became.items():
             if count := int(where.sum()):
                 numbers, dtype = exact[where], dtype_name(low.dtype)
