@@ -28,8 +28,8 @@ NonfiniteKind = Literal[
 
 - "overflow in the op": the same call on float32 copies of its arguments, without autocast, is finite.
 - "overflow in a cast": a cast made a finite value infinite: one of the program, or one that autocast made for the op.
-- "underflow": a number too small for the dtype became 0 in the result of a call, and a later call is not finite for want
-  of it.
+- "underflow": a number too small for the dtype became 0 in the result of a call, for want of which a later call is not
+  finite.
 - "rounding": the same with a number that was rounded to another one, such as 1, or a difference to 0.
 - "mathematics": the call is not finite in float32 either.
 - "data": an argument contained a NaN that no observed call made.
