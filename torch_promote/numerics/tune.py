@@ -44,6 +44,7 @@ from torch_promote.policy.dtype_names import parse_dtype, why_not_cast
 from torch_promote.policy.op_table import FLOAT8_POLICIES, CastPolicy, CastPolicyName, spell_policy
 from torch_promote.policy.overrides import parse_policy
 from torch_promote.policy.policy import Policy
+from torch_promote.report.base import some_of
 
 #: Two runs of the reference, one of the policy, one with all candidates in float32, two on held-out batches.
 _LEAST = 6
@@ -571,7 +572,7 @@ class _Tuner:
             kind=kind,  # type: ignore[arg-type]
             text=" ".join([text, *verified.texts]),
             violations=tuple(
-                f"{wider} for {self._spell(small)} passed, and {wider} for {self._spell(large)} failed"
+                f"{wider} for {self._spell(small)} passed, and with {self._spell(large - small)} as well it failed"
                 for small, large in pairs[:_MOST_VIOLATIONS]
             ),
             held_out=verified.held_out,
@@ -579,7 +580,7 @@ class _Tuner:
         )
 
     def _spell(self, names: frozenset[str]) -> str:
-        return ", ".join(name for name in self._names if name in names) or "nothing"
+        return some_of([name for name in self._names if name in names]) or "nothing"
 
     def _result(self) -> Tuning:
         trials, found = self._trials, self._found
