@@ -21,7 +21,7 @@ import itertools
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
@@ -30,6 +30,7 @@ import torch
 
 from torch_promote.errors import OptionError
 from torch_promote.observe.ops import facts_of
+from torch_promote.reading.pairing import where_of
 from torch_promote.reading.run import Run, relative_error
 from torch_promote.recording.values import unpack_projections, unpack_sketch
 from torch_promote.reference.dtypes import LOWER_DTYPES, dtype_name
@@ -67,10 +68,8 @@ _MOVING = re.compile(
     "clone|contiguous|reshape|copy_)$"
 )
 _PICKING = re.compile("aten::(index|index_select|gather)$")
-#: The error from which two results are not nearly the same.
-_MOST_OF_NEAR = 0.5
-#: The same for a call that joins results without a counterpart.
-_MOST_OF_JOINED = 0.7
+#: The error from which two results are not nearly the same; and that for a call that joins results without counterpart.
+_MOST_OF_NEAR, _MOST_OF_JOINED = 0.5, 0.7
 #: A result that is nearer by a factor of ten may be so many calls later.
 _CALLS_OF_A_DECADE, _SMALLEST = 8.0, 1e-12
 #: The calls behind the first wrong one among which the nearest results are looked for.
@@ -125,16 +124,6 @@ class _Result(NamedTuple):
 _Class: TypeAlias = list[_Result]  # results of a run with equal bits
 
 
-class _Miss(NamedTuple):
-    """A `NearMiss`, by the numbers of its calls."""
-
-    calls: tuple[int | None, int | None]
-    error: float | None
-    text: str = _NO_COUNTERPART
-    is_near: bool = False  # whether B has no nearer call, and A none that is nearer to that
-    more: str = ""  # what B reads instead, as a sentence
-
-
 class _Pair(NamedTuple):
     ends: tuple[_Result, _Result]  # in A and in B
     error: float
@@ -162,7 +151,11 @@ class _Side:
         optimizer = {i for i, call in enumerate(run.calls) if call.phase == "optimizer"}
         self.updating: set[int] = set(itertools.chain(*map(self._writers, optimizer)))  # what the optimizer reads
         # Parameters, floating inputs and what depends on them; and the calls that do, or depend on random numbers.
-        self.data: set[int] = optimizer.union(-1 - k for k, source in enumerate(run.sources) if _is_data(source))
+        self.data: set[int] = optimizer.union(
+            -1 - k
+            for k, one in enumerate(run.sources)
+            if one.kind == "parameter" or (one.kind == "input" and one.values.count)
+        )
         self.depends: set[int] = set()
         self.is_view: set[int] = set()  # calls
         written = set(itertools.chain(*self.writers.values()))
@@ -190,8 +183,7 @@ class _Side:
     def reads(self, i: int) -> list[Read]:
         """What a call reads, without memory that it overwrites, and tensors whose shape or dtype alone a view takes."""
         names = [info.name.partition("[")[0] for info in self.call(i).inputs]
-        ignored = facts_of(self.call(i).name).ignored
-        own = set(names[:1] if self.run.is_transparent(i) else names) - ignored
+        own = set(names[:1] if self.run.is_transparent(i) else names) - facts_of(self.call(i).name).ignored
         return [read for name, read in zip(names, self.run.reads(i), strict=False) if name in own]
 
     def _leave_out_preparations(self) -> None:
@@ -207,16 +199,15 @@ class _Side:
     def _classes(self) -> dict[str, _Class]:
         """The results with equal bits, by their digest; of constants, by digest and op."""
         run, found = self.run, defaultdict[str, _Class](list)
-        left_out = run.initial.union(run.own).difference(self.own)
+        left_out = run.initial.union(run.own, run.undefined).difference(self.own)
         results = [
-            (call.op, _Result(i, place, values))
-            for i, call in enumerate(run.calls)
-            for place, values in enumerate(run.values(i))
-            if i not in run.undefined and i not in left_out and call.phase != "optimizer"
+            ("", _Result(-1 - number, 0, source.values))
+            for number, source in enumerate(run.sources)
+            if source.kind not in ("state", "gradient")
         ]
-        for number, source in enumerate(run.sources):
-            if source.kind not in ("state", "gradient"):
-                results.append(("", _Result(-1 - number, 0, source.values)))
+        for i, call in enumerate(run.calls):
+            if i not in left_out and call.phase != "optimizer":
+                results += [(call.op, _Result(i, place, values)) for place, values in enumerate(run.values(i))]
         for op, result in results:
             if result.values.digest:
                 found[result.values.digest + (f" {op}" if _is_constant(result.values) else "")].append(result)
@@ -227,17 +218,6 @@ class _Side:
 
     def call(self, number: int) -> Call:
         return self.run.calls[number]
-
-    def name_of(self, result: _Result) -> str:
-        """The place of a call's result, or the name of an argument that it has written."""
-        return self.call(result.call).outputs[result.place].name
-
-    def place(self, number: int) -> str:
-        """Where a call is, in a sentence."""
-        call = self.call(number)
-        line = f", {short_line(call.line)}" if call.line else ""
-        phase = "" if call.phase == "forward" else f" ({call.phase})"
-        return f"{call.op.removeprefix('aten::')} in {module_name(call.module)}{phase}{line}"
 
     def digests_read(self, i: int) -> set[str]:
         return {read.digest for read in self.reads(i)}
@@ -307,9 +287,38 @@ class _Side:
             found += [_Result(i, place, values[place]) for place in sorted(places)]
         return found
 
+    @cached_property
+    def right(self) -> set[int]:
+        """The calls that are right, found from the last to the first: what a right call reads is right."""
+        found, right, read_later = set[int](), set(self.paired), set[str]()  # the calls; and by digest
+        parts: dict[str, list[str]] = defaultdict(list)  # what views make of what they read, by digest
+        for i in reversed(self.own):
+            known = {values.digest: values for values in self.run.values(i) if not _is_constant(values)}
+            read, results = self.digests_read(i), self.run.results(i)
+            right.update(one for one in known if parts[one] and right.issuperset(parts[one]))
+            # Of several results, such as the states of an LSTM, those that are read count.
+            is_read = read_later.intersection(known)
+            is_right = right.issuperset(is_read) if is_read else not right.isdisjoint(known or results)
+            if is_right or (not known and self.pairs_of(i)):
+                found.add(i)
+            read_later |= read
+            sizes = [
+                math.prod(info.shape) for infos in (self.call(i).outputs, self.call(i).inputs) for info in infos[:1]
+            ]
+            if i in self.is_view and sizes[0] < sizes[-1]:
+                parts.update({one: [*parts[one], *results] for one in read})
+            # Few numbers, such as a loss, and constants tell little of what they were computed from.
+            elif is_right and (i in self.is_view or max((one.count for one in known.values()), default=0) >= _FEWEST):
+                right |= read
+        return found
 
-def _is_data(source: Source) -> bool:
-    return source.kind == "parameter" or (source.kind == "input" and bool(source.values.count))
+    def wrong(self, *phases: str) -> list[int]:
+        """The calls that depend on data, compute, and are not right, in the order of the run."""
+        left = self.depends.intersection(self.computing).difference(self.right, self.moves)
+        own = [
+            i for i in sorted(left) if self.call(i).phase in phases and not all(map(_is_constant, self.run.values(i)))
+        ]
+        return [i for i in own if self.readers[i] or self.call(i).phase == "forward"]
 
 
 def _rank(call: Call) -> int:
@@ -345,12 +354,11 @@ class _Pairing:
 
     def __init__(self, one: _Side, other: _Side, tolerance: float) -> None:
         self.sides, self.tolerance = (one, other), tolerance
-        one, other = self.sides
         for key in [known for known in one.classes if known in other.classes]:  # equal bits
             self._add(0, one.classes[key], other.classes[key])
         for step in (self._by_sketch, self._by_elements, self._by_parts):
-            for number in (0, 1):
-                step(number, *self.sides[:: -1 if number else 1])
+            step(0, one, other)
+            step(1, other, one)
 
     def _add(
         self, number: int, mine: Sequence[_Result], theirs: Sequence[_Result], error: float = 0.0, in_order: bool = True
@@ -364,17 +372,24 @@ class _Pairing:
                 side.paired.add(end.values.digest)
 
     def _by_sketch(self, number: int, mine: _Side, theirs: _Side) -> None:
-        """Pairs what is left with the nearest of the other run."""
+        """Pairs what is left with the nearest of the other run that has as many elements."""
         by_count = defaultdict[int, tuple[list[_Class], list[_Class]]](lambda: ([], []))
         for place, side in enumerate((mine, theirs)):
             for found in side.telling:
                 if place or found[0].values.digest not in mine.paired:
                     by_count[found[0].values.count][place].append(found)
         for left, others in by_count.values():
-            for one, other in _nearest(left, others):
-                error = relative_error(one[0].values, other[0].values)
-                if error is not None and error <= self.tolerance:
-                    self._add(number, one, other, error)
+            if left and others:
+                tables = [
+                    torch.tensor([unpack_sketch(one[0].values.sketch) or [0.0] * 16 for one in classes]).double()
+                    for classes in (left, others)
+                ]
+                rows = tables[0].split(max(1, _CHUNK // len(others)))
+                nearest = torch.cat([torch.cdist(some, tables[1]).argmin(1) for some in rows])
+                for one, other in zip(left, (others[place] for place in nearest.tolist()), strict=True):
+                    error = relative_error(one[0].values, other[0].values)
+                    if error is not None and error <= self.tolerance:
+                        self._add(number, one, other, error)
 
     def _by_elements(self, number: int, mine: _Side, theirs: _Side) -> None:
         """Pairs what is left by what does not depend on the order of the elements, if the shapes differ."""
@@ -424,21 +439,8 @@ class _Pairing:
             if max(abs(largest - (whole.amax or 0.0)), abs(least - (whole.min_nonzero or 0.0))) <= allowed:
                 off = Counter(apart)
                 off.subtract(_exponents(whole))
-                few = 0 if self.tolerance < 1e-3 else 2
-                if sum(map(abs, off.values())) <= 2 * self.tolerance * whole.count + few:
+                if sum(map(abs, off.values())) <= 2 * self.tolerance * whole.count + 2:
                     yield found
-
-    @cached_property
-    def right(self) -> tuple[set[int], set[int]]:
-        """The calls of both runs that are right; see NOTE [ Where an implementation goes wrong ]."""
-        return _right(self.sides[0]), _right(self.sides[1])
-
-    def wrong(self, number: int, phases: Iterable[str]) -> list[int]:
-        """The calls that depend on data, compute, and are not right, in the order of the run."""
-        one = self.sides[number]
-        left = one.depends.intersection(one.computing).difference(self.right[number], one.moves)
-        own = [i for i in sorted(left) if one.call(i).phase in phases and not all(map(_is_constant, one.run.values(i)))]
-        return [i for i in own if one.readers[i] or one.call(i).phase == "forward"]
 
     def error_between(self, one: int, other: int) -> float | None:
         """The smallest error between what two calls computed, or parts of it; None if no two can be compared."""
@@ -450,17 +452,6 @@ class _Pairing:
         return min((error for error in errors if error is not None), default=None)
 
 
-def _nearest(mine: Sequence[_Class], theirs: Sequence[_Class]) -> Iterator[tuple[_Class, _Class]]:
-    """Yields classes, with the nearest of the other run, of the same number of elements."""
-    if mine and theirs:
-        tables = [
-            torch.tensor([unpack_sketch(one[0].values.sketch) or [0.0] * 16 for one in classes], dtype=torch.float64)
-            for classes in (mine, theirs)
-        ]
-        places = [torch.cdist(rows, tables[1]).argmin(1) for rows in tables[0].split(max(1, _CHUNK // len(theirs)))]
-        yield from zip(mine, (theirs[place] for place in torch.cat(places).tolist()), strict=True)
-
-
 def _shapes(side: _Side, results: Sequence[_Result]) -> set[tuple[int, ...]]:
     """The shapes in which a class was computed, or moved, without dimensions of one element."""
     infos = (
@@ -468,29 +459,6 @@ def _shapes(side: _Side, results: Sequence[_Result]) -> set[tuple[int, ...]]:
         for one in [one for one in results if one.call not in side.moves] or results
     )
     return {tuple(size for size in info.shape if size > 1) for info in infos}
-
-
-def _right(side: _Side) -> set[int]:
-    """The calls that are right, from the last to the first: what a right call reads is right."""
-    found, right, read_later = set[int](), set(side.paired), set[str]()  # the calls; and by digest
-    parts: dict[str, list[str]] = defaultdict(list)  # what views make of what they read, by digest
-    for i in reversed(side.own):
-        known = {values.digest: values for values in side.run.values(i) if not _is_constant(values)}
-        read, results = side.digests_read(i), side.run.results(i)
-        right.update(one for one in known if parts[one] and right.issuperset(parts[one]))
-        # Of several results, such as the states of an LSTM, those that are read count.
-        is_read = read_later.intersection(known)
-        is_right = right.issuperset(is_read) if is_read else not right.isdisjoint(known or results)
-        if is_right or (not known and side.pairs_of(i)):
-            found.add(i)
-        read_later |= read
-        sizes = [math.prod(info.shape) for infos in (side.call(i).outputs, side.call(i).inputs) for info in infos[:1]]
-        if i in side.is_view and sizes[0] < sizes[-1]:
-            parts.update({one: [*parts[one], *results] for one in read})
-        # Few numbers, such as a loss, and constants tell little of what they were computed from.
-        elif is_right and (i in side.is_view or max((one.count for one in known.values()), default=0) >= _FEWEST):
-            right |= read
-    return found
 
 
 # --- weights
@@ -512,9 +480,6 @@ class _Segment(NamedTuple):
     size: int
 
 
-_Found = tuple[str | None, Sequence[str]]  # what has the values of a weight, and the weights of B that are in it
-
-
 def _weights_of(side: _Side) -> list[Source]:
     """The parameters and buffers of a run, in the order in which they are read."""
     return [one for one in side.run.sources if side.run.named.get(one.name) is one and one.values.count]
@@ -527,28 +492,28 @@ def _lines_of(weight: Source) -> list[_Lines]:
     return [_Lines(weight.name, *one) for one in both if len(one[2])]
 
 
-def _pair_weights(ones: Sequence[Source], others: Sequence[Source]) -> dict[str, _Found]:
-    """For each parameter and buffer of the first run, what has its values in the second."""
+def _pair_weights(ones: Sequence[Source], others: Sequence[Source]) -> dict[str, tuple[str | None, list[str]]]:
+    """For each parameter and buffer of A, what has its values in B, as in `Match.weights`, and the names in that."""
     pools: dict[int, list[_Lines]] = defaultdict(list)  # by length
     for lines in itertools.chain(*map(_lines_of, others)):
         pools[lines.length].append(lines)
-    found: dict[str, _Found] = {}
+    found: dict[str, tuple[str | None, list[str]]] = {}
     for weight in ones:
         # The rounding of the coarsest dtype, if their dtypes differ.
         dtypes = {one.info.dtype for one in (weight, *others)}
         rounds = 2 * max(torch.finfo(dtype).eps for dtype in dtypes) if len(dtypes) > 1 else _WEIGHT_ROUNDS
         errors = ((relative_error(weight.values, one.values), one.name) for one in others)
         error, name = min(((error, name) for error, name in errors if error is not None), default=(math.inf, ""))
-        if _is_constant(weight.values):
-            found[weight.name] = None, ()
+        if error <= rounds and not _is_constant(weight.values):
+            found[weight.name] = name, [name]
         else:
-            found[weight.name] = (name, [name]) if error <= rounds else _in_parts(weight, pools, rounds)
+            found[weight.name] = _in_parts(weight, pools, rounds)
     return found
 
 
-def _in_parts(weight: Source, pools: Mapping[int, Sequence[_Lines]], rounds: float) -> _Found:
-    """What has the rows or the columns of a weight; see `Match.weights`."""
-    for mine in (one for one in _lines_of(weight) if one.length in pools):
+def _in_parts(weight: Source, pools: Mapping[int, Sequence[_Lines]], rounds: float) -> tuple[str | None, list[str]]:
+    """What has the rows or the columns of a weight."""
+    for mine in (one for one in _lines_of(weight) if one.length in pools and not _is_constant(weight.values)):
         pool = sorted(pools[mine.length], key=lambda one: one.is_columns != mine.is_columns)
         tolerance = rounds * float(mine.numbers.square().mean().sqrt())
         segments = _cover(mine.numbers, pool, tolerance, 2 if rounds <= _WEIGHT_ROUNDS else _LEAST_ROUNDED)
@@ -559,7 +524,7 @@ def _in_parts(weight: Source, pools: Mapping[int, Sequence[_Lines]], rounds: flo
                 apart = mine.numbers.sort().values - other.numbers.sort().values
                 if apart.abs().max() <= tolerance:
                     return f"{other.name}[rows in another order]", [other.name]
-    return None, ()
+    return None, []
 
 
 def _cover(lines: torch.Tensor, pool: Sequence[_Lines], tolerance: float, least: int) -> list[_Segment]:
@@ -726,19 +691,21 @@ class _Answer:
         self.evidence: list[str] = []
         if weights[0] and not weights[1]:
             self.evidence.append("Weights were not compared: B reads none that is a module's.")
-        found = _pair_weights(*weights) if weights[1] else {}
-        self.weights = {name: text for name, (text, _) in found.items()}
-        self.weights_of_b = {name: names for name, (_, names) in found.items()}
-        named = set(itertools.chain(*self.weights_of_b.values()))
+        self.weights = _pair_weights(*weights) if weights[1] else {}
+        named = set(itertools.chain(*(names for _, names in self.weights.values())))
         self.alone = [one.name for one in weights[1] if one.name not in named]
         self.wrong_ends: list[str] = []  # outputs, losses and gradients, as sentences
         self.lacking: list[int] = []  # the outputs of A without a counterpart
-        self.skipped: list[int] = []  # calls of A before the first difference that have no counterpart either
+        # Of the first difference: whether no other call is nearer to either, and what follows it, as sentences.
+        self.is_near, self.remarks = True, list[str]()
 
     def match(self) -> Match:
         self._compare_ends()
         first = self._first() if self.wrong_ends else None
-        near = self._near(first)
+        # The first difference, even one that the tolerance hides, and where errors begin to exceed rounding.
+        hidden = self._hidden(self._jumps[0].a) if first is None and self._jumps else first
+        near = [hidden] if hidden is not None and hidden.relative_l2 is not None else []
+        near += [one for one in self._jumps if one != first]
         counted = [
             [one.digest for i in side.own for one in side.run.values(i) if one.digest and not _is_constant(one)]
             for side in self.sides
@@ -748,22 +715,18 @@ class _Answer:
         return Match(
             outputs_match=not self.wrong_ends,
             matched=paired / len(counted[0]) if counted[0] else 0.0,
-            first=first and self._near_miss(first),
+            first=first,
             modules=self._modules(),
-            weights=self.weights,
-            near=[*map(self._near_miss, near)],
+            weights={name: text for name, (text, _) in self.weights.items()},
+            near=near,
             tolerance=self.pairing.tolerance,
-            answer=self._sentence(first, near, share),
+            answer=f"{self._sentence(first, near)} {share}",
             evidence=[*reversed(self.wrong_ends), *self.evidence],  # the first outputs are inner ones in many programs
             compared=(len(counted[0]), len(counted[1])),
             reordered=sum(not pair.is_same_order for pair in self.one.pairs.values()),
             alone=self.alone,
             sides=self._sides(first),
         )
-
-    def _near_miss(self, miss: _Miss) -> NearMiss:
-        one, other = (None if i is None else side.call(i) for side, i in zip(self.sides, miss.calls, strict=True))
-        return NearMiss(one, other, miss.error, miss.text)
 
     # --- outputs, losses and gradients
 
@@ -776,21 +739,21 @@ class _Answer:
             lacking.append([end for end in left if not self._counterparts(number, end)])
         sizes, unknown = {one.values.count for one in lacking[1]}, list[str]()
         for one in lacking[0]:
-            name = self.one.name_of(one)
+            name = self.one.call(one.call).outputs[one.place].name
             if name.isdigit() or one.values.count in sizes:
                 self.lacking.append(one.call)
                 what = "output" if name.isdigit() else name
-                self.wrong_ends.append(f"The {what} of {self.one.place(one.call)} has no counterpart.")
-            else:
+                self.wrong_ends.append(f"The {what} of {_place(self.one.call(one.call))} has no counterpart.")
+            else:  # the name of an argument that the call has written
                 unknown.append(name)
         if unknown:
             what = f"{len(unknown):,} results of A ({', '.join(dict.fromkeys(unknown))})"
             self.evidence.append(f"Not compared: {what}, as B has none of their size.")
         # B may go on from what is A's last output.
-        known, last = {one.values.digest for one in self.other.outputs}, lacking[1][-1:]
+        known, last = {one.values.digest for one in self.other.outputs}, self.other.outputs[-1:]
         counterparts = self._counterparts(0, outputs[-1]) if outputs else set[str]()
-        if counterparts and known.isdisjoint(counterparts) and last and last[0] == self.other.outputs[-1]:
-            self.wrong_ends.append(f"The output of {self.other.place(last[0].call)} in B has no counterpart.")
+        if counterparts and known.isdisjoint(counterparts) and last and last[0] in lacking[1]:
+            self.wrong_ends.append(f"The output of {_place(self.other.call(last[0].call))} in B has no counterpart.")
         pairs = [self.one.pairs.get((one.call, one.place)) for one in outputs]
         errors = [pair.error for pair in pairs if pair is not None and pair.is_same_order]
         if errors:
@@ -803,7 +766,7 @@ class _Answer:
                 self._tell(f"Loss {place} of step {step}", relative_error(*losses), allowed)
             if len(mine.losses) != len(theirs.losses):
                 self.wrong_ends.append(f"Step {step} has {len(mine.losses)} losses in A, {len(theirs.losses)} in B.")
-            self._compare_gradients(step, mine.gradients, theirs.gradients, allowed)
+            self._compare_gradients(step, mine.gradients, theirs.gradients, 4 * allowed)
         if len(ends[0]) != len(ends[1]):
             self.evidence.append(f"A has {len(ends[0]):,} steps, B {len(ends[1]):,}: the first ones were compared.")
         if not self.one.outputs and not any(end.losses for end in ends[0]):
@@ -812,16 +775,18 @@ class _Answer:
     def _counterparts(self, number: int, end: _Result) -> set[str]:
         """The digests of what the other run has for an output, or for views of it; an input is no counterpart."""
         side = self.sides[number]
-        views = side.views[end.call] if side.name_of(end).isdigit() else ()
+        views = side.views[end.call] if side.call(end.call).outputs[end.place].name.isdigit() else ()
         pairs = [pair for k in views for pair in side.pairs_of(k)]
         pairs += [side.pairs[key] for key in [(end.call, end.place)] if key in side.pairs]
         return {pair.ends[1 - number].values.digest for pair in pairs if min(one.call for one in pair.ends) >= 0}
 
     def _tell(self, what: str, error: float | None, allowed: float) -> None:
-        if error is not None and error > allowed:
-            self.wrong_ends.append(f"{what} differs by {spell_number(error)} (relative L2).")
-        elif error is not None:
-            self.evidence.append(f"{what} differs by {spell_number(error)} (relative L2): within the tolerance.")
+        if error is not None:
+            is_wrong = error > allowed
+            text = f"{what} differs by {spell_number(error)} (relative L2)"
+            (self.wrong_ends if is_wrong else self.evidence).append(
+                text + ("." if is_wrong else ": within the tolerance.")
+            )
 
     def _compare_gradients(
         self, step: int, mine: Mapping[str, Values], theirs: Mapping[str, Values], allowed: float
@@ -829,7 +794,7 @@ class _Answer:
         """Compares the gradients of weights that are whole in both."""
         least = _SMALL_GRADIENT * max((one.l2 or 0.0 for one in (*mine.values(), *theirs.values())), default=0.0)
         errors: list[tuple[float, str]] = []
-        for name, other in self.weights.items():
+        for name, (other, _) in self.weights.items():
             if name in mine and other is not None and other in theirs:
                 error = relative_error(mine[name], theirs[other])
                 size = max(mine[name].l2 or 0.0, theirs[other].l2 or 0.0)
@@ -837,23 +802,26 @@ class _Answer:
                     errors.append((error * min(1.0, size / least), name))
         if errors:
             error, name = max(errors)
-            self._tell(f"The gradient of {name} in step {step}, the worst of {len(errors):,},", error, 4 * allowed)
+            self._tell(f"The gradient of {name} in step {step}, the worst of {len(errors):,},", error, allowed)
 
     # --- where they part
 
-    def _first(self) -> _Miss | None:
+    def _miss(self, i: int | None, j: int | None, error: float | None, text: str) -> NearMiss:
+        one, other = (None if k is None else side.call(k) for side, k in zip(self.sides, (i, j), strict=True))
+        return NearMiss(one, other, error, text)
+
+    def _first(self) -> NearMiss | None:
         """Where A goes on without a counterpart, and the nearest that B computes there."""
-        wrong = [self.pairing.wrong(number, ("forward", "recompute")) for number in (0, 1)]
+        wrong = [side.wrong("forward", "recompute") for side in self.sides]
         if not any(wrong) and self._jumps:
             return self._jumps[0]
         if not any(wrong):
-            wrong = [self.pairing.wrong(number, ("backward",)) for number in (0, 1)]
+            wrong = [side.wrong("backward") for side in self.sides]
         if not any(wrong):
-            return _Miss((self.lacking[0], None), None, "has no counterpart") if self.lacking else None
+            return self._miss(self.lacking[0], None, None, "has no counterpart") if self.lacking else None
         first, partner = (found[0] if found else None for found in wrong)
-        if hidden := self._hidden(first):
+        if hidden := self._hidden(None if first is None else self.one.call(first)):
             return hidden
-        error = None if first is None or partner is None else self.pairing.error_between(first, partner)
         known: list[tuple[float, float, int, int]] = []
         for (rank, i), (other_rank, j) in itertools.product(*(enumerate(calls[:_REACH]) for calls in wrong)):
             off = self.pairing.error_between(i, j)
@@ -861,20 +829,27 @@ class _Answer:
             if off is not None and off < (_MOST_OF_JOINED if is_joined else _MOST_OF_NEAR):
                 score = rank + other_rank + _CALLS_OF_A_DECADE * math.log10(max(off, _SMALLEST))
                 known.append((score, off, i, j))
-        known.sort(reverse=True)
-        ones, others = {pair[2]: pair for pair in known}, {pair[3]: pair for pair in known}  # the nearest of each call
-        nearest = [pair for pair in ones.values() if others[pair[3]] == pair]
-        found = [pair for pair in nearest if first == pair[2] or partner == pair[3]]
-        _, error, first, partner = min(found, default=(0.0, error, first, partner))
+        known.sort()
+        # Those of which no call is nearer to another.
+        nearest = [one for one in known if one == next(two for two in known if one[2] == two[2] or one[3] == two[3])]
+        found = [one for one in nearest if first == one[2] or partner == one[3]]
+        error = None if first is None or partner is None else self.pairing.error_between(first, partner)
+        _, error, first, partner = found[0] if found else (0.0, error, first, partner)
         calls = [[] if i is None else own[: own.index(i) + 1] for i, own in zip((first, partner), wrong, strict=True)]
-        self.skipped = calls[0][:-1]
-        text, more = self._inputs(calls[0], [] if found else calls[1])  # what is near has no other order
+        text = self._see_inputs(calls[0], [] if found else calls[1])  # what is near has no other order
         if first is not None and partner is not None and not found:
-            more = more or self._passed_by(first, partner)
-        return _Miss((first, partner), error, text, bool(found), more)
+            self._see_passed(first, partner)
+        self.is_near = bool(found)
+        step = 0 if first is None else self.one.run.steps[first]
+        if step:
+            self.remarks.append(f"This is after {step:,} optimizer step{'s' * (step > 1)}.")
+        if calls[0][:-1]:
+            ops = dict.fromkeys(self.one.call(k).op.removeprefix("aten::") for k in calls[0][:-1])
+            self.remarks.append(f"Before it, A calls {', '.join(ops)} without a counterpart.")
+        return self._miss(first, partner, error, text)
 
-    def _inputs(self, *calls: Sequence[int]) -> tuple[str, str]:
-        """Whether calls of A read what B has in the same order, and what B has in another, as a sentence."""
+    def _see_inputs(self, *calls: Sequence[int]) -> str:
+        """Says whether calls of A read what B has in the same order; remarks what B has in another."""
         one, other = self.sides
         mine, theirs = (side.read_from_others(known) for side, known in zip(self.sides, calls, strict=True))
         lacking = {key: i for key, i in mine.items() if not (key in other.run.contents or one.in_order(key))}
@@ -884,32 +859,33 @@ class _Answer:
             ends = one.classes.get(digest, [])[:1] + other.classes.get(known, [])[:1]
             is_told = len(ends) > 1 and min(i, j) >= 0 and ends[0].values.count >= _FEWEST and not is_view
             if is_told and any(self.pairing.wholes([ends[1:]], [ends[0].values])):
-                what = f"B the same numbers in another order, from {other.place(j)}"
-                return f"{_NO_COUNTERPART}, input reordered", f" A reads the result of {one.place(i)}, {what}."
+                what = f"B the same numbers in another order, from {_place(other.call(j))}"
+                self.remarks.append(f"A reads the result of {_place(one.call(i))}, {what}.")
+                return f"{_NO_COUNTERPART}, input reordered"
         pairs = {digest: [pair.is_same_order for pair in one.pairs_of(i)] for digest, i in lacking.items()}
         parts = [i for digest, i in lacking.items() if i >= 0 and digest not in one.paired and not all(pairs[digest])]
-        what = "but not the part and order of them that is read here"
-        more = f" B has the elements of {one.place(parts[0])}, {what}." if parts and not self.skipped else ""
-        return _NO_COUNTERPART + ", on right inputs" * all(map(any, pairs.values())), more
+        if parts and len(calls[0]) == 1:
+            what = "but not the part and order of them that is read here"
+            self.remarks.append(f"B has the elements of {_place(one.call(parts[0]))}, {what}.")
+        return _NO_COUNTERPART + ", on right inputs" * all(map(any, pairs.values()))
 
-    def _passed_by(self, i: int, j: int) -> str:
-        """That B's call reads what A's first reads, where in A the same op reads that call's result; "" if not so."""
+    def _see_passed(self, i: int, j: int) -> None:
+        """Remarks that B's call reads what A's first reads, where in A the same op reads that call's result."""
         one, other = self.sides
         ends = [{k for k, _ in other.in_order(digest)} & one.behind(i) for digest in other.read_from_others([j])]
         alike = [k for k in one.computing if i in one.behind(k) and one.call(k).op == other.call(j).op]
-        if not ends or not all(ends) or not alike:
-            return ""
-        read, reader, op = one.place(min(ends[0])), one.place(alike[0]), one.call(i).op.removeprefix("aten::")
-        return f" It reads the result of {read}, where {reader} reads that of {op}."
+        if ends and all(ends) and alike and not self.remarks:
+            read, reader, op = one.call(min(ends[0])), one.call(alike[0]), one.call(i).op.removeprefix("aten::")
+            self.remarks.append(f"It reads the result of {_place(read)}, where {_place(reader)} reads that of {op}.")
 
-    def _hidden(self, end: int | None) -> _Miss | None:
+    def _hidden(self, end: Call | None) -> NearMiss | None:
         """The same op on the same inputs with another result, before a call; what reads it may hide the difference."""
         one, other = self.sides
         unpaired: dict[str, list[int]] = defaultdict(list)  # of B, by op
         for j in other.computing:
             if not other.pairs_of(j):
                 unpaired[other.call(j).op].append(j)
-        for i in itertools.takewhile(lambda i: i != end, one.computing):
+        for i in itertools.takewhile(lambda i: one.call(i) is not end, one.computing):
             same_op = unpaired.get(one.call(i).op)
             if same_op and i in one.depends and i not in one.moves and not one.pairs_of(i):
                 inputs = {pair.ends[1].call for writer in one.behind(i) for pair in one.pairs_of(writer)}
@@ -917,18 +893,11 @@ class _Answer:
                     is_alike = inputs.issuperset(other.behind(j) - other.moves)
                     error = self.pairing.error_between(i, j) if is_alike else None
                     if error is not None and self.pairing.tolerance < error < _MOST_OF_NEAR:
-                        return _Miss((i, j), error, "the same op on the same inputs, with another result", True)
+                        return self._miss(i, j, error, "the same op on the same inputs, with another result")
         return None
 
-    def _near(self, first: _Miss | None) -> list[_Miss]:
-        """The first difference, even one that the tolerance hides, and where errors begin to exceed rounding."""
-        if first is None and self._jumps:
-            first = self._hidden(self._jumps[0].calls[0])
-        found = [first] if first is not None and first.error is not None else []
-        return found + [one for one in self._jumps if one != first]
-
     @cached_property
-    def _jumps(self) -> list[_Miss]:
+    def _jumps(self) -> list[NearMiss]:
         """Pairs whose error is far above that of their inputs and above what rounding explains."""
         found = []
         for (i, _), pair in sorted(self.one.pairs.items()):
@@ -937,7 +906,7 @@ class _Answer:
                 inputs = [known.error for writer in self.one.behind(i) for known in self.one.pairs_of(writer)]
                 rounding = max(self.one.run.rounding(i), self.other.run.rounding(j))
                 if pair.error > max(_GROWS * max(inputs, default=0.0), rounding):
-                    found.append(_Miss((i, j), pair.error, _BEGIN_TO_EXCEED))
+                    found.append(self._miss(i, j, pair.error, _BEGIN_TO_EXCEED))
         return found[:_REACH]
 
     # --- maps
@@ -949,7 +918,7 @@ class _Answer:
             i, j = (end.call for end in pair.ends)
             if j >= 0 and i not in self.one.moves and self.one.call(i).own:
                 ends.append((self.one.call(i).module, self.other.call(j).module))
-        for name, others in self.weights_of_b.items():
+        for name, (_, others) in self.weights.items():
             ends += [(name.rpartition(".")[0], other.rpartition(".")[0]) for other in others]
         sizes: Counter[str] = Counter()
         common: dict[str, Counter[str]] = defaultdict(Counter)
@@ -963,64 +932,56 @@ class _Answer:
             if path
         }
 
-    def _sentence(self, first: _Miss | None, near: Sequence[_Miss], share: str) -> str:
+    def _sentence(self, first: NearMiss | None, near: Sequence[NearMiss]) -> str:
         within = f"within {spell_number(self.pairing.tolerance)} (relative L2)"
         if first is not None:
-            return f"{self._until(first)}{self._described(first)}{first.more}{self._more(first)} {share}"
+            until = f"The port (B) computes what the reference (A) computes up to {self._until(first)}. "
+            return " ".join([until * bool(self._until(first)) + self._described(first), *self.remarks])
         if self.wrong_ends:
-            return f"The outputs differ: {self.wrong_ends[-1]} {share}"
+            return f"The outputs differ: {self.wrong_ends[-1]}"
         if near:
-            return f"All outputs match {within}, but not to rounding. {self._described(near[0])} {share}"
+            return f"All outputs match {within}, but not to rounding. {self._described(near[0])}"
         coarse = max(self.one.dtype, self.other.dtype, key=lambda dtype: torch.finfo(dtype).eps)
         hides = f" The rounding of {dtype_name(coarse)} may hide a difference that float32 shows."
         more = hides if coarse in LOWER_DTYPES else ""
-        return f"The port (B) computes what the reference (A) computes: all outputs match {within}.{more} {share}"
+        return f"The port (B) computes what the reference (A) computes: all outputs match {within}.{more}"
 
-    def _until(self, first: _Miss) -> str:
-        """Up to where A and B compute the same: the last call with a counterpart before the first difference."""
+    def _until(self, first: NearMiss) -> str:
+        """The last call with a counterpart before the first difference."""
         side = self.one
-        before = itertools.takewhile(lambda i: i != first.calls[0], side.computing)
+        before = itertools.takewhile(lambda i: side.call(i) is not first.a, side.computing if first.a else ())
         known = [i for i in before if i not in side.moves and i in side.depends and side.pairs_of(i)]
-        if first.calls[0] is None or not known:
-            return ""
-        return f"The port (B) computes what the reference (A) computes up to {side.place(known[-1])}. "
+        return _place(side.call(known[-1])) if known else ""
 
-    def _more(self, first: _Miss) -> str:
-        """Where the first difference is, and which calls before it have no counterpart."""
-        side, (i, _) = self.one, first.calls
-        if i is None:
-            return ""
-        step = side.run.steps[i]
-        text = f" This is after {step:,} optimizer step{'s' * (step > 1)}." if step else ""
-        ops = dict.fromkeys(side.call(k).op.removeprefix("aten::") for k in self.skipped)
-        return f"{text} Before it, A calls {', '.join(ops)} without a counterpart." if ops else text
-
-    def _described(self, first: _Miss) -> str:
-        one, other = (None if i is None else side.place(i) for side, i in zip(self.sides, first.calls, strict=True))
-        if one is None:
+    def _described(self, miss: NearMiss) -> str:
+        one, other = ("" if call is None else _place(call) for call in (miss.a, miss.b))
+        if not one:
             return f"{other} in B has no counterpart in A."
-        if first.text == _BEGIN_TO_EXCEED:
-            return f"In {one} (B: {other}), {first.text}: {spell_number(first.error)}."
-        if other is None:
+        if miss.text == _BEGIN_TO_EXCEED:
+            return f"In {one} (B: {other}), {miss.text}: {spell_number(miss.relative_l2)}."
+        if not other:
             return f"{one} has no counterpart."
-        what = "nearest" if first.is_near else "the first call of B without one"
-        off = "" if first.error is None else f", off by {spell_number(first.error)} (relative L2)"
+        what = "nearest" if self.is_near else "the first call of B without one"
+        off = "" if miss.relative_l2 is None else f", off by {spell_number(miss.relative_l2)} (relative L2)"
         return f"{one} has no counterpart; {what}: {other}{off}."
 
     # --- the page
 
-    def _sides(self, first: _Miss | None) -> Sides:
+    def _sides(self, first: NearMiss | None) -> Sides:
         """The calls of both programs that compute, around the first difference if there are many."""
         rows: list[list[tuple[str, str, str]]] = []
-        places: list[dict[int | None, int]] = []  # of calls in the rows
-        for side, i in zip(self.sides, first.calls if first is not None else (None, None), strict=True):
+        places: list[dict[int, int]] = []  # of calls in the rows
+        wrong: list[list[int]] = []
+        parting: list[int | None] = []
+        for side, call in zip(self.sides, (first and first.a, first and first.b), strict=True):
             own = [k for k in side.computing if side.run.steps[k] == side.run.steps[side.computing[0]]]
-            middle = own.index(i) if i in own else 0
-            start = max(0, min(middle - _MOST_SHOWN // 2, len(own) - _MOST_SHOWN))
-            shown = own[start : start + _MOST_SHOWN]
-            places.append({k: place for place, k in enumerate(shown)})
-            row = map(side.call, shown)
+            at = next((place for place, k in enumerate(own) if side.call(k) is call), None)
+            start = max(0, min((at or 0) - _MOST_SHOWN // 2, len(own) - _MOST_SHOWN))
+            places.append({k: place for place, k in enumerate(own[start : start + _MOST_SHOWN])})
+            parting.append(None if at is None else at - start)
+            row = map(side.call, places[-1])
             rows.append([(one.op.removeprefix("aten::"), module_name(one.module), short_line(one.line)) for one in row])
+            wrong.append([place for k, place in places[-1].items() if k not in side.right and k in side.depends])
         links: dict[tuple[int | None, int | None], str] = {}
         for pair in (*self.one.pairs.values(), *self.other.pairs.values()):
             ends = [
@@ -1028,12 +989,7 @@ class _Answer:
                 for side, end, known in zip(self.sides, pair.ends, places, strict=True)  # views are not shown
             ]
             links.setdefault((ends[0], ends[1]), "same" if pair.is_same_order else "reordered")
-        if first is not None:
-            links[places[0].get(first.calls[0]), places[1].get(first.calls[1])] = "wrong"
-        wrong = [
-            [place for i, place in known.items() if i not in right and i in side.depends]
-            for side, known, right in zip(self.sides, places, self.pairing.right, strict=True)
-        ]
+        links[parting[0], parting[1]] = "wrong"
         note = (
             "Calls of the first step in their order. A line joins results with equal values; dashed: equal but for the "
             "order of the elements; red: where the programs part. A call in red has no counterpart, nor has what is "
@@ -1041,3 +997,8 @@ class _Answer:
         )
         found = sorted((i, j, kind) for (i, j), kind in links.items() if i is not None and j is not None)
         return Sides("The two programs", ("A", "B"), (rows[0], rows[1]), found, (wrong[0], wrong[1]), note)
+
+
+def _place(call: Call) -> str:
+    """Where a call is, in a sentence."""
+    return where_of([call]).removeprefix("aten::")
