@@ -21,7 +21,7 @@ import itertools
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
@@ -87,6 +87,7 @@ _WEIGHT_ROUNDS, _LEAST_ROUNDED, _MOST_SINGLE = 2e-5, 8, 4096
 _SMALL_GRADIENT = 3e-2
 #: The calls of a program on the page.
 _MOST_SHOWN = 300
+_COMPUTES = "The port (B) computes what the reference (A) computes"
 _BEGIN_TO_EXCEED, _NO_COUNTERPART = "errors begin to exceed rounding", "no counterpart"
 
 
@@ -136,40 +137,37 @@ class _Side:
     def __init__(self, recording: Recording) -> None:
         self.run = run = Run(recording)
         self.own: list[int] = [i for i in run.own if i not in run.initial and run.calls[i].phase != "optimizer"]
+        self.reads: list[list[Read]] = [self._reads(i, call) for i, call in enumerate(run.calls)]
         # Those that returned their argument, as a dropout does outside of training.
         returns = {i for i in self.own if run.reads(i) and run.results(i) == (run.reads(i)[0].digest,)}
         # The calls that only move elements, and the sources.
         self.moves: set[int] = returns.union(range(-len(run.sources), 0))
         for i, call in enumerate(run.calls):
-            picked = itertools.chain(*(read.written_by for read in self.reads(i)[:1]))
+            picked = itertools.chain(*(read.written_by for read in self.reads[i][:1]))
             picks = _PICKING.match(call.op) and max(picked, default=0) >= 0
             if run.is_transparent(i) or picks or _MOVING.match(call.op) or facts_of(call.name).is_view:
                 self.moves.add(i)
         self.writers: dict[int, list[int]] = {i: self._writers(i) for i in self.own}
+        written = set(itertools.chain(*self.writers.values()))
+        # Calls whose results are memory that others have written.
+        self.is_view: set[int] = {i for i in self.own if i not in written and (i in returns or run.is_transparent(i))}
         self.readers: dict[int, list[int]] = defaultdict(list)
         self.views: dict[int, list[int]] = defaultdict(list)
+        for i, writers in self.writers.items():
+            for writer in writers:
+                (self.views if i in self.is_view else self.readers)[writer].append(i)
         optimizer = {i for i, call in enumerate(run.calls) if call.phase == "optimizer"}
         self.updating: set[int] = set(itertools.chain(*map(self._writers, optimizer)))  # what the optimizer reads
         # Parameters, floating inputs and what depends on them; and the calls that do, or depend on random numbers.
-        self.data: set[int] = optimizer.union(
-            -1 - k
-            for k, one in enumerate(run.sources)
-            if one.kind == "parameter" or (one.kind == "input" and one.values.count)
-        )
-        self.depends: set[int] = set()
-        self.is_view: set[int] = set()  # calls
-        written = set(itertools.chain(*self.writers.values()))
-        for i, writers in self.writers.items():
-            if not self.data.isdisjoint(writers):
-                self.data.add(i)
-            if i in recording.draws or i in self.data or not self.depends.isdisjoint(writers):
-                self.depends.add(i)
-            if i not in written and (i in returns or run.is_transparent(i)):
-                self.is_view.add(i)
-            for writer in writers:
-                (self.views if i in self.is_view else self.readers)[writer].append(i)
-        self._leave_out_preparations()
-        self.depends = self.depends or set(self.own)
+        is_data = [one.kind == "parameter" or (one.kind == "input" and one.values.count) for one in run.sources]
+        sources = {-1 - k for k, is_one in enumerate(is_data) if is_one}
+        self.data: set[int] = _closure(sources | optimizer, self._readers_of)
+        depends = _closure(self.data.union(recording.draws), self._readers_of)
+        # Nothing of the model is computed from preparations, such as initial weights that are overwritten.
+        seeds = [i for i in (*self.data.difference(self.moves), *self.updating) if i in self.writers]
+        near = _closure(seeds, lambda i: [k for k in (*self.writers[i], *self._readers_of(i)) if k in self.writers])
+        self.own = [i for i in self.own if i in near or not near]
+        self.depends: set[int] = depends.intersection(self.writers) or set(self.own)
         self.computing: list[int] = [i for i in self.own if run.computes(i) and i not in returns]
         self.classes: dict[str, _Class] = self._classes()
         self.telling: list[_Class] = [found for found in self.classes.values() if not _is_constant(found[0].values)]
@@ -178,23 +176,17 @@ class _Side:
 
     def _writers(self, i: int) -> list[int]:
         """What has written the memory that a call reads."""
-        return list(dict.fromkeys(itertools.chain(*(read.written_by for read in self.reads(i)))))
+        return list(dict.fromkeys(itertools.chain(*(read.written_by for read in self.reads[i]))))
 
-    def reads(self, i: int) -> list[Read]:
+    def _reads(self, i: int, call: Call) -> list[Read]:
         """What a call reads, without memory that it overwrites, and tensors whose shape or dtype alone a view takes."""
-        names = [info.name.partition("[")[0] for info in self.call(i).inputs]
-        own = set(names[:1] if self.run.is_transparent(i) else names) - facts_of(self.call(i).name).ignored
+        names = [info.name.partition("[")[0] for info in call.inputs]
+        own = set(names[:1] if self.run.is_transparent(i) else names) - facts_of(call.name).ignored
         return [read for name, read in zip(names, self.run.reads(i), strict=False) if name in own]
 
-    def _leave_out_preparations(self) -> None:
-        """Leaves out calls that nothing of the model is computed from, such as initial weights that are overwritten."""
-        waiting, found = [*self.data.difference(self.moves), *self.updating], set[int]()
-        while waiting:
-            i = waiting.pop()
-            if i in self.writers and i not in found:
-                found.add(i)
-                waiting += (*self.writers[i], *self.readers[i], *self.views[i])
-        self.own = [i for i in self.own if i in found or not found]
+    def _readers_of(self, i: int) -> list[int]:
+        """The calls that read a result."""
+        return [*self.readers[i], *self.views[i]]
 
     def _classes(self) -> dict[str, _Class]:
         """The results with equal bits, by their digest; of constants, by digest and op."""
@@ -219,9 +211,6 @@ class _Side:
     def call(self, number: int) -> Call:
         return self.run.calls[number]
 
-    def digests_read(self, i: int) -> set[str]:
-        return {read.digest for read in self.reads(i)}
-
     def pairs_of(self, call: int) -> list[_Pair]:
         """The pairs of a call's results, or of a source."""
         places = range(len(self.run.values(call)) if call >= 0 else 1)
@@ -234,19 +223,14 @@ class _Side:
 
     def read_from_others(self, calls: Sequence[int]) -> dict[str, int]:
         """What calls read, but for weights: by digest, who wrote it."""
-        reads = [read for read in itertools.chain(*map(self.reads, calls)) if read.digest and read.written_by]
+        reads = [read for read in itertools.chain(*(self.reads[i] for i in calls)) if read.digest and read.written_by]
         found = [(read.digest, max(read.written_by)) for read in reads]
         return {digest: i for digest, i in found if i not in calls and (i >= 0 or self.run.sources[~i].kind == "input")}
 
     def behind(self, i: int) -> set[int]:
         """The calls that a call reads from, through those that only move elements."""
-        waiting, found = [i], set[int]()
-        while waiting:
-            for writer in self.writers.get(waiting.pop(), ()):
-                if writer >= 0 and writer not in found:
-                    found.add(writer)
-                    waiting += [writer] * (writer in self.moves)
-        return found
+        found = _closure(self.writers.get(i, ()), lambda k: self.writers.get(k, ()) if k in self.moves else ())
+        return {k for k in found if k >= 0}
 
     def joins(self, i: int) -> bool:
         """Whether a call joins results without a counterpart, as those of a layer and of its adapter."""
@@ -280,7 +264,9 @@ class _Side:
             if values and (ahead[i] < 2 == ranks[i] or is_end):
                 # Of several results, the first that tells, such as the values of topk.
                 places.add(next((place for place, one in enumerate(values) if not _is_constant(one)), 0))
-            read = set().union(*(self.digests_read(k) for k in self.readers[i] if self.call(k).phase == "forward"))
+            read = set().union(
+                *({read.digest for read in self.reads[k]} for k in self.readers[i] if self.call(k).phase == "forward")
+            )
             for place, (info, one) in enumerate(zip(self.call(i).outputs, values, strict=False)):
                 if not info.name.isdigit() and one.l2 and one.digest not in read and i not in self.updating:
                     places.add(place)  # an argument that the call has written, such as running statistics
@@ -294,7 +280,7 @@ class _Side:
         parts: dict[str, list[str]] = defaultdict(list)  # what views make of what they read, by digest
         for i in reversed(self.own):
             known = {values.digest: values for values in self.run.values(i) if not _is_constant(values)}
-            read, results = self.digests_read(i), self.run.results(i)
+            read, results = {one.digest for one in self.reads[i]}, self.run.results(i)
             right.update(one for one in known if parts[one] and right.issuperset(parts[one]))
             # Of several results, such as the states of an LSTM, those that are read count.
             is_read = read_later.intersection(known)
@@ -321,6 +307,17 @@ class _Side:
         return [i for i in own if self.readers[i] or self.call(i).phase == "forward"]
 
 
+def _closure(start: Iterable[int], next_of: Callable[[int], Iterable[int]]) -> set[int]:
+    """What can be reached in a graph."""
+    found, waiting = set[int](), [*start]
+    while waiting:
+        i = waiting.pop()
+        if i not in found:
+            found.add(i)
+            waiting += next_of(i)
+    return found
+
+
 def _rank(call: Call) -> int:
     """2 if a call has floating or complex results, 1 if it has integers."""
     dtypes = [info.dtype for info in call.outputs]
@@ -340,13 +337,13 @@ def _norm(results: Sequence[_Result]) -> float:
     return results[0].values.l2 or 0.0
 
 
-def _nonzeros(values: Values) -> int:
-    return round(values.count * (1.0 - values.zeros))
-
-
-def _exponents(values: Values) -> Counter[Any]:
-    known: dict[Any, float] = dict(values.exponents)
-    return Counter({**known, "inf": values.infs * values.count, "nan": values.nans * values.count})
+def _elements(parts: Sequence[Values]) -> tuple[float, float, float, Counter[Any]]:
+    """What does not depend on the order of the elements of tensors: norm, extremes and exponents, without zeros."""
+    exponents = Counter[Any]()
+    for one in parts:
+        exponents.update(dict(one.exponents) | {"inf": round(one.infs * one.count), "nan": round(one.nans * one.count)})
+    extremes = min(one.min_nonzero or 0.0 for one in parts), max(one.amax or 0.0 for one in parts)
+    return math.hypot(*(one.l2 or 0.0 for one in parts)), *extremes, exponents
 
 
 class _Pairing:
@@ -391,32 +388,36 @@ class _Pairing:
                     if error is not None and error <= self.tolerance:
                         self._add(number, one, other, error)
 
+    def _left(self, side: _Side) -> list[_Class]:
+        """What is left of a run that its elements tell, by norm."""
+        left = [one for one in side.telling if one[0].values.digest not in side.paired]
+        return sorted((one for one in left if len(one[0].values.exponents) >= 3), key=_norm)
+
     def _by_elements(self, number: int, mine: _Side, theirs: _Side) -> None:
         """Pairs what is left by what does not depend on the order of the elements, if the shapes differ."""
-        by_norm: list[_Class] = sorted(theirs.telling, key=_norm)
-        for one in mine.telling:
-            values = one[0].values
-            if values.count >= _FEWEST and len(values.exponents) >= 3 and values.digest not in mine.paired:
-                shapes, known = _shapes(mine, one), self.wholes(by_norm, [values])
+        by_norm = sorted(theirs.telling, key=_norm)
+        for one in self._left(mine):
+            if one[0].values.count >= _FEWEST:
+                shapes, known = _shapes(mine, one), self.wholes(by_norm, [one[0].values])
                 other = next((other for other in known if shapes.isdisjoint(_shapes(theirs, other))), ())
                 self._add(number, one, other, in_order=False)
 
     def _by_parts(self, number: int, mine: _Side, theirs: _Side) -> None:
         """Pairs what is left with what a loop of a run computes in parts, by consecutive calls of a line."""
         wholes: dict[int, list[_Class]] = defaultdict(list)  # by the number of elements but zeros
-        for found in sorted(theirs.telling, key=_norm):
-            if found[0].values.digest not in theirs.paired and len(found[0].values.exponents) >= 3:
-                wholes[_nonzeros(found[0].values)].append(found)
+        for found in self._left(theirs):
+            wholes[_elements([found[0].values])[3].total()].append(found)
         loops: dict[tuple[Any, ...], list[_Result]] = defaultdict(list)
         for i in mine.own if wholes else ():
             call = mine.call(i)
             for place, values in enumerate(mine.run.values(i)):
-                if not _is_constant(values) and _nonzeros(values):
+                if not _is_constant(values):
                     # A loop in a module, or over modules, such as experts.
                     for module in {call.module, re.sub(r"\b\d+\b", "*", call.module)}:
                         loops[call.op, call.line, call.phase, module, place].append(_Result(i, place, values))
         for loop in loops.values():
-            sums = list(itertools.accumulate((_nonzeros(one.values) for one in loop), initial=0))
+            counts = (_elements([one.values])[3].total() for one in loop)
+            sums = list(itertools.accumulate(counts, initial=0))
             ends = {size: end for end, size in enumerate(sums)}
             for (start, size), (count, candidates) in itertools.product(enumerate(sums), wholes.items()):
                 parts = loop[start : ends.get(size + count, start)]
@@ -426,21 +427,16 @@ class _Pairing:
 
     def wholes(self, by_norm: Sequence[_Class], parts: Sequence[Values]) -> Iterator[_Class]:
         """Those that have the elements of several tensors but for zeros, by norm, extremes and exponents."""
-        norm, apart = math.hypot(*(one.l2 or 0.0 for one in parts)), Counter[Any]()
-        least, largest = min(one.min_nonzero or 0.0 for one in parts), max(one.amax or 0.0 for one in parts)
-        for one in parts:
-            apart.update(_exponents(one))
+        norm, least, largest, exponents = _elements(parts)
         start = bisect.bisect_left(by_norm, norm * (1 - self.tolerance), key=_norm)
         for found in by_norm[start : start + _MOST_PLACES]:
-            whole = found[0].values
-            allowed = self.tolerance * (whole.amax or 0.0)
-            if _norm(found) > norm * (1 + self.tolerance):
+            norm_of_whole, smallest, amax, off = _elements([found[0].values])
+            if norm_of_whole > norm * (1 + self.tolerance):
                 return
-            if max(abs(largest - (whole.amax or 0.0)), abs(least - (whole.min_nonzero or 0.0))) <= allowed:
-                off = Counter(apart)
-                off.subtract(_exponents(whole))
-                if sum(map(abs, off.values())) <= 2 * self.tolerance * whole.count + 2:
-                    yield found
+            off.subtract(exponents)
+            is_near = max(abs(largest - amax), abs(least - smallest)) <= self.tolerance * amax
+            if is_near and sum(map(abs, off.values())) <= 2 * self.tolerance * found[0].values.count + 2:
+                yield found
 
     def error_between(self, one: int, other: int) -> float | None:
         """The smallest error between what two calls computed, or parts of it; None if no two can be compared."""
@@ -707,10 +703,9 @@ class _Answer:
         near = [hidden] if hidden is not None and hidden.relative_l2 is not None else []
         near += [one for one in self._jumps if one != first]
         counted = [
-            [one.digest for i in side.own for one in side.run.values(i) if one.digest and not _is_constant(one)]
-            for side in self.sides
+            [one for i in side.own for one in side.run.values(i) if not _is_constant(one)] for side in self.sides
         ]
-        paired = sum(digest in self.one.paired for digest in counted[0])
+        paired = sum(one.digest in self.one.paired for one in counted[0])
         share = f"{paired:,} of {len(counted[0]):,} results of the reference have a counterpart."
         return Match(
             outputs_match=not self.wrong_ends,
@@ -935,8 +930,13 @@ class _Answer:
     def _sentence(self, first: NearMiss | None, near: Sequence[NearMiss]) -> str:
         within = f"within {spell_number(self.pairing.tolerance)} (relative L2)"
         if first is not None:
-            until = f"The port (B) computes what the reference (A) computes up to {self._until(first)}. "
-            return " ".join([until * bool(self._until(first)) + self._described(first), *self.remarks])
+            before = itertools.takewhile(
+                lambda i: self.one.call(i) is not first.a, self.one.computing if first.a else ()
+            )
+            good = self.one.depends.difference(self.one.moves)
+            right = [i for i in before if i in good and self.one.pairs_of(i)]
+            until = [f"{_COMPUTES} up to {_place(self.one.call(i))}." for i in right[-1:]]
+            return " ".join([*until, self._described(first), *self.remarks])
         if self.wrong_ends:
             return f"The outputs differ: {self.wrong_ends[-1]}"
         if near:
@@ -944,14 +944,7 @@ class _Answer:
         coarse = max(self.one.dtype, self.other.dtype, key=lambda dtype: torch.finfo(dtype).eps)
         hides = f" The rounding of {dtype_name(coarse)} may hide a difference that float32 shows."
         more = hides if coarse in LOWER_DTYPES else ""
-        return f"The port (B) computes what the reference (A) computes: all outputs match {within}.{more}"
-
-    def _until(self, first: NearMiss) -> str:
-        """The last call with a counterpart before the first difference."""
-        side = self.one
-        before = itertools.takewhile(lambda i: side.call(i) is not first.a, side.computing if first.a else ())
-        known = [i for i in before if i not in side.moves and i in side.depends and side.pairs_of(i)]
-        return _place(side.call(known[-1])) if known else ""
+        return f"{_COMPUTES}: all outputs match {within}.{more}"
 
     def _described(self, miss: NearMiss) -> str:
         one, other = ("" if call is None else _place(call) for call in (miss.a, miss.b))
