@@ -87,9 +87,8 @@ class Ported(nn.Module):
         """A layer norm in steps."""
         c = x - x.mean(-1, keepdim=True)
         variance = c.var(-1, keepdim=True, unbiased=self.bug == "biased")  #: biased
-        return (
-            c * (variance + self.pick("eps", eps, wrong_eps)).rsqrt() * by.weight + by.bias
-        )  #: eps, biased, norm_order
+        scale = (variance + self.pick("eps", eps, wrong_eps)).rsqrt() * by.weight  #: eps, biased
+        return c * scale + by.bias  #: eps, biased, norm_order
 
 
 class Stack(nn.Module):
@@ -570,9 +569,8 @@ class RNNPort(Ported):
         h = c = x.new_zeros(len(ids), D)
         states = []
         for t in range(T):
-            gates = F.linear(
-                x[:, max(0, t - 1) if self.bug == "mask" else t], self.w_x, self.b_x
-            )  #: bias, transposed, mask
+            now = x[:, max(0, t - 1) if self.bug == "mask" else t]
+            gates = F.linear(now, self.w_x, self.b_x)  #: bias, transposed, mask
             gates = gates + F.linear(h, self.w_h, self.b_h)  #: bias, transposed, mask
             i, f, g, o = gates.chunk(4, -1)
             i, f = (f, i) if self.bug == "swapped" else (i, f)
@@ -739,9 +737,8 @@ class DiffusionPort(Ported):
         n = self.normed(h, self.norm)
         n = n + h if self.bug == "norm_order" else n  #: norm_order
         n = F.dropout(n, 0.1, self.training and self.bug != "dropout")  #: dropout
-        n = (
-            in_bfloat16(self.last, n) if self.bug == "island" else self.last(n)
-        )  #: island, transposed, norm_order, dropout
+        last = functools.partial(in_bfloat16, self.last) if self.bug == "island" else self.last
+        n = last(n)  #: island, transposed, norm_order, dropout
         sigma = (1 - now) if self.bug == "scale" else (1 - now).sqrt()  #: scale
         start = torch.addcmul(x, sigma, n, value=-1) * now.rsqrt()  #: scale
         return start * before.sqrt() + n * (1 - before).sqrt()  #: mask
