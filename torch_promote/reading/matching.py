@@ -694,14 +694,19 @@ class _Answer:
         self.lacking: list[int] = []  # the outputs of A without a counterpart
         # Of the first difference: whether no other call is nearer to either, and what follows it, as sentences.
         self.is_near, self.remarks = True, list[str]()
+        self.jumps: dict[int, NearMiss] = {}  # by calls of A: where errors begin to exceed rounding
+        self.hidden: dict[int, NearMiss] = {}  # the same op on the same inputs, with another result
+        self._find_misses()
 
     def match(self) -> Match:
         self._compare_ends()
         first = self._first() if self.wrong_ends else None
         # The first difference, even one that the tolerance hides, and where errors begin to exceed rounding.
-        hidden = self._hidden(self._jumps[0].a) if first is None and self._jumps else first
-        near = [hidden] if hidden is not None and hidden.relative_l2 is not None else []
-        near += [one for one in self._jumps if one != first]
+        hidden = (
+            [one for i, one in self.hidden.items() if i < min(self.jumps, default=-1)] if first is None else [first]
+        )
+        near = [one for one in hidden[:1] if one.relative_l2 is not None]
+        near += [one for one in [*self.jumps.values()][:_REACH] if one != first]
         counted = [
             [one for i in side.own for one in side.run.values(i) if not _is_constant(one)] for side in self.sides
         ]
@@ -776,12 +781,10 @@ class _Answer:
         return {pair.ends[1 - number].values.digest for pair in pairs if min(one.call for one in pair.ends) >= 0}
 
     def _tell(self, what: str, error: float | None, allowed: float) -> None:
-        if error is not None:
-            is_wrong = error > allowed
-            text = f"{what} differs by {spell_number(error)} (relative L2)"
-            (self.wrong_ends if is_wrong else self.evidence).append(
-                text + ("." if is_wrong else ": within the tolerance.")
-            )
+        if error is not None and error > allowed:
+            self.wrong_ends.append(f"{what} differs by {spell_number(error)} (relative L2).")
+        elif error is not None:
+            self.evidence.append(f"{what} differs by {spell_number(error)} (relative L2): within the tolerance.")
 
     def _compare_gradients(
         self, step: int, mine: Mapping[str, Values], theirs: Mapping[str, Values], allowed: float
@@ -808,15 +811,16 @@ class _Answer:
     def _first(self) -> NearMiss | None:
         """Where A goes on without a counterpart, and the nearest that B computes there."""
         wrong = [side.wrong("forward", "recompute") for side in self.sides]
-        if not any(wrong) and self._jumps:
-            return self._jumps[0]
+        if not any(wrong) and self.jumps:
+            return next(iter(self.jumps.values()))
         if not any(wrong):
             wrong = [side.wrong("backward") for side in self.sides]
         if not any(wrong):
             return self._miss(self.lacking[0], None, None, "has no counterpart") if self.lacking else None
         first, partner = (found[0] if found else None for found in wrong)
-        if hidden := self._hidden(None if first is None else self.one.call(first)):
-            return hidden
+        for i, hidden in self.hidden.items():
+            if first is None or i < first:
+                return hidden
         known: list[tuple[float, float, int, int]] = []
         for (rank, i), (other_rank, j) in itertools.product(*(enumerate(calls[:_REACH]) for calls in wrong)):
             off = self.pairing.error_between(i, j)
@@ -873,36 +877,27 @@ class _Answer:
             read, reader, op = one.call(min(ends[0])), one.call(alike[0]), one.call(i).op.removeprefix("aten::")
             self.remarks.append(f"It reads the result of {_place(read)}, where {_place(reader)} reads that of {op}.")
 
-    def _hidden(self, end: Call | None) -> NearMiss | None:
-        """The same op on the same inputs with another result, before a call; what reads it may hide the difference."""
+    def _find_misses(self) -> None:
+        """Finds where errors begin, and where one op has other results on the same inputs, which readers may hide."""
         one, other = self.sides
-        unpaired: dict[str, list[int]] = defaultdict(list)  # of B, by op
+        unpaired: dict[str, list[tuple[int, set[int]]]] = defaultdict(list)  # of B, with what they read, by op
         for j in other.computing:
             if not other.pairs_of(j):
-                unpaired[other.call(j).op].append(j)
-        for i in itertools.takewhile(lambda i: one.call(i) is not end, one.computing):
-            same_op = unpaired.get(one.call(i).op)
-            if same_op and i in one.depends and i not in one.moves and not one.pairs_of(i):
-                inputs = {pair.ends[1].call for writer in one.behind(i) for pair in one.pairs_of(writer)}
-                for j in same_op:
-                    is_alike = inputs.issuperset(other.behind(j) - other.moves)
-                    error = self.pairing.error_between(i, j) if is_alike else None
-                    if error is not None and self.pairing.tolerance < error < _MOST_OF_NEAR:
-                        return self._miss(i, j, error, "the same op on the same inputs, with another result")
-        return None
-
-    @cached_property
-    def _jumps(self) -> list[NearMiss]:
-        """Pairs whose error is far above that of their inputs and above what rounding explains."""
-        found = []
-        for (i, _), pair in sorted(self.one.pairs.items()):
-            j = pair.ends[1].call
-            if j >= 0 and pair.is_same_order and i in self.one.writers and i not in self.one.moves:
-                inputs = [known.error for writer in self.one.behind(i) for known in self.one.pairs_of(writer)]
-                rounding = max(self.one.run.rounding(i), self.other.run.rounding(j))
-                if pair.error > max(_GROWS * max(inputs, default=0.0), rounding):
-                    found.append(self._miss(i, j, pair.error, _BEGIN_TO_EXCEED))
-        return found[:_REACH]
+                unpaired[other.call(j).op].append((j, other.behind(j) - other.moves))
+        for i in (i for i in one.computing if i in one.depends and i not in one.moves):
+            behind, pairs = one.behind(i), one.pairs_of(i)
+            inputs = [pair for writer in behind for pair in one.pairs_of(writer)]
+            largest = _GROWS * max((pair.error for pair in inputs), default=0.0)
+            for j, error in ((pair.ends[1].call, pair.error) for pair in pairs if pair.is_same_order):
+                if j >= 0 and error > max(largest, one.run.rounding(i), other.run.rounding(j)):
+                    self.jumps.setdefault(i, self._miss(i, j, error, _BEGIN_TO_EXCEED))
+            known = {pair.ends[1].call for pair in inputs}
+            for j, read in unpaired[one.call(i).op] if not pairs and (known or not behind) else ():
+                off = self.pairing.error_between(i, j) if known.issuperset(read) else None
+                if off is not None and self.pairing.tolerance < off < _MOST_OF_NEAR:
+                    self.hidden.setdefault(
+                        i, self._miss(i, j, off, "the same op on the same inputs, with another result")
+                    )
 
     # --- maps
 
