@@ -692,8 +692,9 @@ class _Answer:
         self.alone = [one.name for one in weights[1] if one.name not in named]
         self.wrong_ends: list[str] = []  # outputs, losses and gradients, as sentences
         self.lacking: list[int] = []  # the outputs of A without a counterpart
-        # Of the first difference: whether no other call is nearer to either, and what follows it, as sentences.
-        self.is_near, self.remarks = True, list[str]()
+        # Of the first difference: whether no call is nearer to either, the ops before it without a counterpart, and the
+        # sentences that follow it.
+        self.is_near, self.skipped, self.remarks = True, list[str](), list[str]()
         self.jumps: dict[int, NearMiss] = {}  # by calls of A: where errors begin to exceed rounding
         self.hidden: dict[int, NearMiss] = {}  # the same op on the same inputs, with another result
         self._find_misses()
@@ -839,12 +840,7 @@ class _Answer:
         if first is not None and partner is not None and not found:
             self._see_passed(first, partner)
         self.is_near = bool(found)
-        step = 0 if first is None else self.one.run.steps[first]
-        if step:
-            self.remarks.append(f"This is after {step:,} optimizer step{'s' * (step > 1)}.")
-        if calls[0][:-1]:
-            ops = dict.fromkeys(self.one.call(k).op.removeprefix("aten::") for k in calls[0][:-1])
-            self.remarks.append(f"Before it, A calls {', '.join(ops)} without a counterpart.")
+        self.skipped = [self.one.call(k).op.removeprefix("aten::") for k in calls[0][:-1]]
         return self._miss(first, partner, error, text)
 
     def _see_inputs(self, *calls: Sequence[int]) -> str:
@@ -925,13 +921,15 @@ class _Answer:
     def _sentence(self, first: NearMiss | None, near: Sequence[NearMiss]) -> str:
         within = f"within {spell_number(self.pairing.tolerance)} (relative L2)"
         if first is not None:
-            before = itertools.takewhile(
-                lambda i: self.one.call(i) is not first.a, self.one.computing if first.a else ()
-            )
-            good = self.one.depends.difference(self.one.moves)
-            right = [i for i in before if i in good and self.one.pairs_of(i)]
-            until = [f"{_COMPUTES} up to {_place(self.one.call(i))}." for i in right[-1:]]
-            return " ".join([*until, self._described(first), *self.remarks])
+            one, good = self.one, self.one.depends.difference(self.one.moves)
+            at = next((i for i in one.computing if one.call(i) is first.a), -1)
+            right = [i for i in one.computing if i < at and i in good and one.pairs_of(i)]
+            until = [f"{_COMPUTES} up to {_place(one.call(i))}." for i in right[-1:]]
+            steps = one.run.steps[at] if at >= 0 else 0
+            after = [f"This is after {steps:,} optimizer step{'s' * (steps > 1)}."] if steps else []
+            ops = ", ".join(dict.fromkeys(self.skipped))
+            before = [f"Before it, A calls {ops} without a counterpart."] if ops else []
+            return " ".join([*until, self._described(first), *self.remarks, *after, *before])
         if self.wrong_ends:
             return f"The outputs differ: {self.wrong_ends[-1]}"
         if near:
