@@ -90,26 +90,24 @@ class Port(nn.Module):
         return self.logits(self.last(x))
 
 
+#: Names of the reference, and what the port calls them. It joins weights that get one name.
+NAMES = (
+    "blocks=layers attention.query=qkv attention.key=qkv attention.value=qkv attention.out=mix mlp.0=up mlp.2=down "
+    "attention_norm.weight=scales mlp_norm.weight=scales attention_norm.bias=shifts mlp_norm.bias=shifts "
+    "symbol=table position=places norm=last head=logits"
+)
+
+
 def ported(reference: GPT, bug: str) -> Port:
     """Returns a port with the weights of the reference."""
-    known = reference.state_dict()
-    names = {"symbol": "table", "position": "places", "norm": "last", "head": "logits"}
-    names |= {f"blocks.{i}.{a}": f"layers.{i}.{b}" for i in range(2) for a, b in (("attention.out", "mix"),)}
-    names |= {f"blocks.{i}.mlp.{a}": f"layers.{i}.{b}" for i in range(2) for a, b in ((0, "up"), (2, "down"))}
-    found = {}
-    for name, value in known.items():
-        module, _, end = name.rpartition(".")
-        if module in names:
-            found[f"{names[module]}.{end}"] = value
-    for i in range(CONFIG.layers):
-        for end, norms in (("weight", "scales"), ("bias", "shifts")):
-            parts = [known[f"blocks.{i}.attention.{name}.{end}"] for name in ("query", "key", "value")]
-            found[f"layers.{i}.qkv.{end}"] = torch.cat(parts)
-            both = [known[f"blocks.{i}.{name}.{end}"] for name in ("attention_norm", "mlp_norm")]
-            found[f"layers.{i}.{norms}"] = torch.stack(both)
+    port, parts = Port(bug), dict[str, list[Tensor]]()
+    for name, value in reference.state_dict().items():
+        for pair in NAMES.split():
+            name = name.replace(*pair.split("="))
+        parts.setdefault(name, []).append(value)
+    found = {name: torch.cat(parts[name]).view_as(weight) for name, weight in port.state_dict().items()}
     if bug == "transposed":
         found["layers.1.mix.weight"] = found["layers.1.mix.weight"].t()
-    port = Port(bug)
     port.load_state_dict(found)
     return port
 

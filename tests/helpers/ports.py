@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -38,47 +38,61 @@ SPOILED: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+def layer_of(weight: Tensor, bias: Tensor | None) -> nn.Module:
+    """The linear layer, convolution or norm that has these weights."""
+    if weight.dim() == 1:
+        one: nn.Module = nn.LayerNorm(len(weight))
+    elif weight.dim() == 2:
+        one = nn.Linear(*weight.shape[::-1], bias=bias is not None)
+    else:
+        one = nn.Conv2d(weight.shape[1], len(weight), weight.shape[2], padding=weight.shape[2] // 2)
+    one.load_state_dict({"weight": weight} | ({} if bias is None else {"bias": bias}))
+    return one
+
+
 class Ported(nn.Module):
-    """A module that knows which bug is planted in it."""
+    """A module with the weights of the reference, and perhaps with a bug."""
 
-    #: Its names and those of the reference, "*" for the number of a layer: "qkv=q,k,v" (joined), "a=b:T" (transposed),
-    #: "k=qkv:1" (the second third). And the weights that bugs spoil.
+    #: Its weights and layers, and what they have of the reference: "qkv=q,k,v" (joined), "a=b:T" (transposed), "a=b:F"
+    #: (flattened), "k=qkv:1" (the second third). And the weights that bugs spoil.
     names: ClassVar[str]
-    spoiled: ClassVar[str]
+    spoiled: ClassVar[str] = ""
 
-    def __init__(self, bug: str = "") -> None:
+    def __init__(self, known: Mapping[str, Tensor], bug: str = "") -> None:
         super().__init__()
         self.bug = bug
+        spoiled = dict(one.split("=") for one in self.spoiled.split()).get(bug)
+        for name, sources in (one.split("=") for one in self.names.split()):
+            found = {}
+            for end in ("", ".weight", ".bias"):
+                parts = [self._part(known, *source.partition(":")[::2], end) for source in sources.split(",")]
+                if parts[0] is not None:
+                    found[end] = torch.cat(parts)
+                    if spoiled in (name, name + end):
+                        found[end] = SPOILED[bug](found[end])
+            whole = nn.Parameter(found[""]) if "" in found else layer_of(found[".weight"], found.get(".bias"))
+            setattr(self, name, whole)
+
+    @staticmethod
+    def _part(known: Mapping[str, Tensor], path: str, how: str, end: str) -> Tensor | None:
+        one = known.get(path + end)
+        if one is None or not how or (how == "F" and one.dim() == 1):
+            return one
+        return one.mT if how == "T" else one.flatten(1) if how == "F" else one.chunk(3)[int(how)]
 
     def pick(self, bug: str, right: object, wrong: object) -> object:
         return wrong if self.bug == bug else right
 
-    def load(self, known: dict[str, Tensor]) -> None:
-        """Loads the weights of the reference."""
-        names, spoiled = (dict(one.split("=") for one in table.split()) for table in (self.names, self.spoiled))
-        found = {}
-        for name, weight in self.state_dict().items():
-            layer = re.search(r"\.(\d)\.", name)
-            starred = name if layer is None else name.replace(layer[0], ".*.", 1)
-            module, _, end = starred.rpartition(".")
-            key, end = (starred, "") if starred in names else (module, f".{end}")
-            parts = []
-            for source in names[key].replace("*", layer[1] if layer else "").split(","):
-                path, _, how = source.partition(":")
-                one = known[path + end]
-                parts.append(one.mT if how == "T" else one.chunk(3)[int(how)] if how else one)
-            found[name] = torch.cat(parts).reshape(weight.shape)
-            if name in (at := spoiled.get(self.bug, ""), f"{at}.weight", f"{at}.bias"):
-                found[name] = SPOILED[self.bug](found[name])
-        self.load_state_dict(found)
+    def normed(self, x: Tensor, by: nn.Module, eps: float = 1e-5, wrong_eps: float = 1e-3) -> Tensor:
+        """A layer norm in steps."""
+        c = x - x.mean(-1, keepdim=True)
+        variance = c.var(-1, keepdim=True, unbiased=self.bug == "biased")  #: biased
+        scale = (variance + self.pick("eps", eps, wrong_eps)).rsqrt() * by.weight  #: eps, biased
+        return c * scale + by.bias  #: eps, biased, norm_order
 
 
-class Stack(Ported):
-    """An embedding, and two layers, which get what `context` makes of the inputs; a bug is in the second."""
-
-    def __init__(self, embed: nn.Module, layers: Iterable[nn.Module], last: nn.Module, bug: str = "") -> None:
-        super().__init__(bug)
-        self.embed, self.layers, self.last = embed, nn.ModuleList(layers), last
+class Stack(nn.Module):
+    """An embedding, and two layers, which get what `context` makes of the inputs."""
 
     def start(self, x: Tensor) -> Tensor:
         return self.embed(x)
@@ -86,11 +100,32 @@ class Stack(Ported):
     def context(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         return inputs[1:]
 
+    def end(self, x: Tensor) -> Tensor:
+        return x
+
     def forward(self, *inputs: Tensor) -> Tensor:
         x, context = self.start(inputs[0]), self.context(*inputs)
         for layer in self.layers:
             x = layer(x, *context)
-        return self.last(x)
+        return self.end(x)
+
+
+class PortedStack(Ported, Stack):
+    """A port of a stack; a bug of a layer is in the second."""
+
+    layer: ClassVar[type[Ported]]
+
+    def __init__(self, known: Mapping[str, Tensor], bug: str) -> None:
+        super().__init__(known, bug)
+        parts = [{name.removeprefix(f"layers.{i}."): one for name, one in known.items()} for i in range(2)]
+        self.layers = nn.ModuleList(self.layer(part, bug * i) for i, part in enumerate(parts))
+
+    def start(self, x: Tensor) -> Tensor:
+        return F.embedding(x, self.embed)
+
+
+def embedded(layer: type[nn.Module]) -> tuple[nn.Embedding, nn.ModuleList]:
+    return nn.Embedding(50, D), nn.ModuleList(layer() for _ in range(2))
 
 
 def linear(inputs: int = D, outputs: int = D, bias: bool = True) -> nn.Linear:
@@ -119,20 +154,6 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)  #: eps, biased
         return self.weight * x  #: eps, biased
-
-
-class NormByHand(Ported):
-    """A layer norm in steps, in which bugs can be planted."""
-
-    def __init__(self, bug: str, eps: float = 1e-5, wrong_eps: float = 1e-3) -> None:
-        super().__init__(bug)
-        self.weight, self.bias = nn.Parameter(torch.empty(D)), nn.Parameter(torch.empty(D))
-        self.eps = self.pick("eps", eps, wrong_eps)
-
-    def forward(self, x: Tensor) -> Tensor:
-        c = x - x.mean(-1, keepdim=True)
-        variance = c.var(-1, keepdim=True, unbiased=self.bug == "biased")  #: biased
-        return c * (variance + self.eps).rsqrt() * self.weight + self.bias  #: eps, biased, norm_order
 
 
 # --- Llama: the norm, rotary embedding and attention of transformers; the port is fused, with F.rms_norm
@@ -170,13 +191,14 @@ class LlamaBlock(nn.Module):
 
 
 class LlamaPortBlock(Ported):
-    def __init__(self, bug: str) -> None:
-        super().__init__(bug)
-        self.wqkv, self.wo, self.w13, self.w2 = linear(D, 2 * D), linear(), linear(D, 4 * D), linear(2 * D)
-        self.scales = nn.ParameterList(torch.empty(D) for _ in range(2))
+    names = (
+        "norm1=input_layernorm.weight norm2=post_attention_layernorm.weight wqkv=q_proj,k_proj,v_proj wo=o_proj "
+        "w13=gate_proj,up_proj w2=down_proj"
+    )
+    spoiled = "transposed=wo.weight swapped=w13 bias=wqkv.bias"
 
     def forward(self, x: Tensor, angles: Tensor) -> Tensor:
-        h = F.rms_norm(x, (D,), self.scales[0], self.pick("eps", 1e-5, 1e-3))  #: eps
+        h = F.rms_norm(x, (D,), self.norm1, self.pick("eps", 1e-5, 1e-3))  #: eps
         qkv = self.wqkv(h)  #: bias
         q, k, v = qkv.split([D, D // 2, D // 2], -1)
         q, k, v = (one.unflatten(-1, (-1, D // H)).transpose(1, 2) for one in (q, k, v))
@@ -186,7 +208,7 @@ class LlamaPortBlock(Ported):
         a = F.scaled_dot_product_attention(q, k, v, keep, scale=scale, enable_gqa=True)  #: scale, mask
         a = F.dropout(a, 0.1, self.training and self.bug != "dropout")  #: dropout
         x = self.pick("norm_order", x, h) + self.wo(joined(a))  #: transposed, norm_order
-        gate, up = self.w13(F.rms_norm(x, (D,), self.scales[1], 1e-5)).chunk(2, -1)
+        gate, up = self.w13(F.rms_norm(x, (D,), self.norm2, 1e-5)).chunk(2, -1)
         h = (F.gelu(gate) if self.bug == "activation" else F.silu(gate)) * up  #: activation, swapped
         return x + (in_bfloat16(self.w2, h) if self.bug == "island" else self.w2(h))  #: island
 
@@ -199,7 +221,8 @@ class LlamaPortBlock(Ported):
 
 class Llama(Stack):
     def __init__(self) -> None:
-        super().__init__(nn.Embedding(50, D), (LlamaBlock() for _ in range(2)), RMSNorm(1e-5))
+        super().__init__()
+        (self.embed, self.layers), self.last = embedded(LlamaBlock), RMSNorm(1e-5)
 
     def context(self, ids: Tensor) -> tuple[Tensor, ...]:
         inverse = 1 / 10000 ** (torch.arange(0, D // H, 2).float() / (D // H))  #: base
@@ -207,28 +230,20 @@ class Llama(Stack):
         angles = torch.cat((angles, angles), -1)  #: base
         return angles.cos(), angles.sin()  #: base
 
-    def forward(self, ids: Tensor) -> Tensor:
-        return super().forward(ids) @ self.embed.weight.t()
+    def end(self, x: Tensor) -> Tensor:
+        return self.last(x) @ self.embed.weight.t()
 
 
-class LlamaPort(Stack):
-    names = (
-        "embed=embed last=last layers.*.scales.0=layers.*.input_layernorm.weight "
-        "layers.*.scales.1=layers.*.post_attention_layernorm.weight layers.*.wo=layers.*.o_proj "
-        "layers.*.w2=layers.*.down_proj "
-        "layers.*.wqkv=layers.*.q_proj,layers.*.k_proj,layers.*.v_proj layers.*.w13=layers.*.gate_proj,layers.*.up_proj"
-    )
-    spoiled = "transposed=layers.1.wo.weight swapped=layers.1.w13 bias=layers.1.wqkv.bias"
-
-    def __init__(self, bug: str) -> None:
-        super().__init__(nn.Embedding(50, D), map(LlamaPortBlock, ("", bug)), nn.RMSNorm(D, 1e-5), bug)
+class LlamaPort(PortedStack):
+    names = "embed=embed.weight last=last.weight"
+    layer = LlamaPortBlock
 
     def context(self, ids: Tensor) -> tuple[Tensor, ...]:
         powers = self.pick("base", 10000.0, 500.0) ** (-torch.arange(0, D // H, 2) / (D // H))  #: base
         return (torch.outer(torch.arange(ids.shape[1]), powers),)  #: base
 
-    def forward(self, ids: Tensor) -> Tensor:
-        return F.linear(super().forward(ids), self.embed.weight)
+    def end(self, x: Tensor) -> Tensor:
+        return F.linear(F.rms_norm(x, (D,), self.last, 1e-5), self.embed)
 
 
 # --- BERT: post-norm with a mask of padding; the port is one module of functions
@@ -255,11 +270,14 @@ class BertLayer(nn.Module):
 
 
 class BertPortLayer(Ported):
-    def __init__(self, bug: str) -> None:
-        super().__init__(bug)
-        self.q, self.k, self.v, self.o = (linear() for _ in range(4))
-        self.w1, self.w2, self.norm1 = linear(D, 2 * D), linear(2 * D), NormByHand(bug, 1e-12, 1e-2)
-        self.norm2 = NormByHand("", 1e-12)
+    names = (
+        "q=query k=key v=value o=dense w1=intermediate w2=output norm1=attention_norm "
+        "scale=output_norm.weight shift=output_norm.bias"
+    )
+    spoiled = "transposed=o.weight swapped=k.weight bias=q.bias"
+
+    def normed(self, x: Tensor) -> Tensor:
+        return super().normed(x, self.norm1, 1e-12, 1e-2)
 
     def forward(self, x: Tensor, keep: Tensor) -> Tensor:
         q = heads(self.q(x))  #: bias
@@ -268,31 +286,25 @@ class BertPortLayer(Ported):
         a = F.scaled_dot_product_attention(q, k, v, keep, scale=self.pick("scale", None, 1.0))  #: scale, mask, swapped
         a = F.dropout(a, 0.1, self.training and self.bug != "dropout")  #: dropout
         a = self.o(joined(a))  #: transposed
-        x = x + self.norm1(a) if self.bug == "norm_order" else self.norm1(x + a)  #: norm_order
+        x = x + self.normed(a) if self.bug == "norm_order" else self.normed(x + a)  #: norm_order
         h = self.w1(x)
         h = F.relu(h) if self.bug == "activation" else 0.5 * h * (1 + torch.erf(h / math.sqrt(2)))  #: activation
         h = in_bfloat16(self.w2, h) if self.bug == "island" else self.w2(h)  #: island
-        return self.norm2(x + h)
+        return F.layer_norm(x + h, (D,), self.scale, self.shift, 1e-12)
 
 
 class Bert(Stack):
     def __init__(self) -> None:
-        super().__init__(nn.Embedding(50, D), (BertLayer() for _ in range(2)), nn.Identity())
+        super().__init__()
+        self.embed, self.layers = embedded(BertLayer)
 
     def context(self, ids: Tensor, attention: Tensor) -> tuple[Tensor, ...]:
         return ((1.0 - attention[:, None, None].float()) * torch.finfo(torch.float32).min,)
 
 
-class BertPort(Stack):
-    names = (
-        "embed=embed layers.*.q=layers.*.query layers.*.k=layers.*.key layers.*.v=layers.*.value "
-        "layers.*.o=layers.*.dense layers.*.w1=layers.*.intermediate layers.*.w2=layers.*.output "
-        "layers.*.norm1=layers.*.attention_norm layers.*.norm2=layers.*.output_norm"
-    )
-    spoiled = "transposed=layers.1.o.weight swapped=layers.1.k.weight bias=layers.1.q.bias"
-
-    def __init__(self, bug: str) -> None:
-        super().__init__(nn.Embedding(50, D), map(BertPortLayer, ("", bug)), nn.Identity(), bug)
+class BertPort(PortedStack):
+    names = "embed=embed.weight"
+    layer = BertPortLayer
 
     def context(self, ids: Tensor, attention: Tensor) -> tuple[Tensor, ...]:
         return (attention[:, None, None].bool(),)
@@ -321,16 +333,14 @@ class T5Layer(nn.Module):
 
 
 class T5PortLayer(Ported):
-    def __init__(self, bug: str) -> None:
-        super().__init__(bug)
-        self.qkv, self.out = linear(D, 3 * D, False), linear(bias=False)
-        self.up, self.down = linear(D, 4 * D, False), linear(2 * D, D, False)
-        self.scales = nn.Parameter(torch.empty(2, D))
+    names = "qkv=q,k,v out=o up=wi_0,wi_1 down=wo scales=norms.0.weight,norms.1.weight"
+    spoiled = "transposed=out.weight swapped=up.weight"
 
     def normed(self, x: Tensor, at: int) -> Tensor:
+        scale = self.scales.chunk(2)[at]
         if self.bug == "biased" and at == 0:
-            return x * (x.var(-1, keepdim=True) + 1e-6).rsqrt() * self.scales[at]  #: biased
-        return F.rms_norm(x, (D,), self.scales[at], 1e-2 if self.bug == "eps" and at == 0 else 1e-6)  #: eps
+            return x * (x.var(-1, keepdim=True) + 1e-6).rsqrt() * scale  #: biased
+        return F.rms_norm(x, (D,), scale, 1e-2 if self.bug == "eps" and at == 0 else 1e-6)  #: eps
 
     def forward(self, x: Tensor, bias: Tensor) -> Tensor:
         h = self.normed(x, 0)
@@ -350,25 +360,23 @@ class T5PortLayer(Ported):
 
 class T5(Stack):
     def __init__(self) -> None:
-        super().__init__(nn.Embedding(50, D), (T5Layer() for _ in range(2)), RMSNorm(1e-6))
-        self.relative = nn.Embedding(2 * T, H)
+        super().__init__()
+        (self.embed, self.layers), self.last, self.relative = embedded(T5Layer), RMSNorm(1e-6), nn.Embedding(2 * T, H)
+
+    def end(self, x: Tensor) -> Tensor:
+        return self.last(x)
 
     def context(self, ids: Tensor) -> tuple[Tensor, ...]:
         places = torch.arange(ids.shape[1])
         return (self.relative(places[None] - places[:, None] + T).permute(2, 0, 1)[None],)  #: base
 
 
-class T5Port(Stack):
-    names = (
-        "embed=embed distances=relative.weight last=last layers.*.qkv=layers.*.q,layers.*.k,layers.*.v "
-        "layers.*.out=layers.*.o layers.*.up=layers.*.wi_0,layers.*.wi_1 layers.*.down=layers.*.wo "
-        "layers.*.scales=layers.*.norms.0.weight,layers.*.norms.1.weight"
-    )
-    spoiled = "transposed=layers.1.out.weight swapped=layers.1.up.weight"
+class T5Port(PortedStack):
+    names = "embed=embed.weight distances=relative.weight last=last.weight"
+    layer = T5PortLayer
 
-    def __init__(self, bug: str) -> None:
-        super().__init__(nn.Embedding(50, D), map(T5PortLayer, ("", bug)), nn.RMSNorm(D, 1e-6), bug)
-        self.distances = nn.Parameter(torch.empty(2 * T, H))
+    def end(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, (D,), self.last, 1e-6)
 
     def context(self, ids: Tensor) -> tuple[Tensor, ...]:
         places = torch.arange(ids.shape[1])
@@ -400,26 +408,25 @@ class ViTBlock(nn.Module):
 
 
 class ViTPortBlock(Ported):
-    def __init__(self, bug: str) -> None:
-        super().__init__(bug)
-        self.q, self.k, self.v, self.o, self.a, self.b = (linear(*size) for size in [(D, D)] * 4 + [(D, 64), (64, D)])
-        self.n1, self.n2 = NormByHand(bug, 1e-6, 1e-2), nn.LayerNorm(D, 1e-6)
+    names = "q=qkv:0 k=qkv:1 v=qkv:2 o=proj a=fc1 b=fc2 n1=norm1 n2=norm2"
+    spoiled = "transposed=o.weight swapped=q.weight bias=q.bias"
 
     def forward(self, x: Tensor) -> Tensor:
-        h = self.n1(x)
+        h = self.normed(x, self.n1, 1e-6, 1e-2)
         q = self.q(h)  #: swapped, bias
         q, k, v = heads(q), heads(self.k(h)), heads(self.v(h))
         logits = q @ k.mT * self.pick("scale", (D // H) ** -0.5, D**-0.5)  #: scale, bias, swapped
         a = F.dropout(logits.softmax(-1), 0.1, self.training and self.bug != "dropout")  #: dropout
         x = self.pick("norm_order", x, h) + self.o(joined(a @ v))  #: transposed, norm_order
-        h = self.a(self.n2(x))
+        h = self.a(F.layer_norm(x, (D,), self.n2.weight, self.n2.bias, 1e-6))
         h = F.gelu(h, approximate="tanh") if self.bug == "activation" else F.gelu(h)  #: activation
         return x + (in_bfloat16(self.b, h) if self.bug == "island" else self.b(h))  #: island
 
 
 class ViT(Stack):
     def __init__(self) -> None:
-        super().__init__(nn.Conv2d(3, D, 4, 4), (ViTBlock() for _ in range(2)), nn.Identity())
+        super().__init__()
+        self.embed, self.layers = nn.Conv2d(3, D, 4, 4), embedded(ViTBlock)[1]
         self.cls_token, self.places = nn.Parameter(torch.empty(1, 1, D)), nn.Parameter(torch.empty(1, 17, D))
 
     def start(self, x: Tensor) -> Tensor:
@@ -427,21 +434,13 @@ class ViT(Stack):
         return torch.cat((self.cls_token.expand(len(x), -1, -1), x), 1) + self.places
 
 
-class ViTPort(Stack):
-    names = (
-        "embed=embed first=cls_token places=places layers.*.q=layers.*.qkv:0 layers.*.k=layers.*.qkv:1 "
-        "layers.*.v=layers.*.qkv:2 layers.*.o=layers.*.proj layers.*.a=layers.*.fc1 layers.*.b=layers.*.fc2 "
-        "layers.*.n1=layers.*.norm1 layers.*.n2=layers.*.norm2"
-    )
-    spoiled = "transposed=layers.1.o.weight swapped=layers.1.q.weight bias=layers.1.q.bias"
-
-    def __init__(self, bug: str) -> None:
-        super().__init__(linear(48), map(ViTPortBlock, ("", bug)), nn.Identity(), bug)
-        self.first, self.places = nn.Parameter(torch.empty(D)), nn.Parameter(torch.empty(17, D))
+class ViTPort(PortedStack):
+    names = "embed=embed:F first=cls_token places=places"
+    layer = ViTPortBlock
 
     def start(self, x: Tensor) -> Tensor:
         x = self.embed(x.unfold(2, 4, 4).unfold(3, 4, 4).permute(0, 2, 3, 1, 4, 5).reshape(len(x), 16, 48))
-        return torch.cat((self.first.expand(len(x), 1, D), x), 1) + self.places
+        return torch.cat((self.first[0].expand(len(x), 1, D), x), 1) + self.places[0]
 
 
 # --- a convolutional network with batch norm, in training; the port computes the norm by hand
@@ -466,19 +465,15 @@ class Conv(nn.Module):
 
 
 class ConvPort(Ported):
-    names = "a=stem b=conv1 c=conv2 out=fc norms=bn.weight,bn.bias,bn1.weight,bn1.bias"
+    names = "a=stem b=conv1 c=conv2:F out=fc norms=bn.weight,bn.bias,bn1.weight,bn1.bias"
     spoiled = "transposed=c.weight swapped=b.weight"
 
-    def __init__(self, bug: str) -> None:
-        super().__init__(bug)
-        self.a, self.b, self.c = nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 16, 3, padding=1), linear(16, 16)
-        self.norms, self.out = nn.Parameter(torch.empty(4, 16)), linear(16, 10)
-
     def normed(self, x: Tensor, at: int) -> Tensor:
+        scale, shift = self.norms.view(4, 16, 1, 1)[at : at + 2]
         mean = x.mean((0, 2, 3), keepdim=True)
         variance = x.var((0, 2, 3), keepdim=True, unbiased=self.bug == "biased" and at == 2)  #: biased
         x = (x - mean) * torch.rsqrt(variance + (1e-2 if self.bug == "eps" and at == 2 else 1e-5))  #: eps, biased
-        return x * self.norms[at][:, None, None] + self.norms[at + 1][:, None, None]  #: eps, biased
+        return x * scale + shift  #: eps, biased
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.normed(self.a(x), 0))
@@ -518,35 +513,26 @@ class UNet(nn.Module):
 
 
 class UNetPort(Ported):
-    names = (
-        "c1=conv1 c2=conv2 c3=up temporal=time shortcut=skip "
-        "w.0=norm1.weight w.1=norm1.bias w.2=norm2.weight w.3=norm2.bias"
-    )
+    names = "c1=conv1 c2=conv2 c3=up temporal=time shortcut=skip:F n1=norm1 n2=norm2"
     spoiled = "transposed=shortcut.weight bias=c1.bias"
 
-    def __init__(self, bug: str) -> None:
-        super().__init__(bug)
-        self.c1, self.c2, self.c3 = (nn.Conv2d(*size, 3, padding=1) for size in ((16, 16), (16, 16), (32, 8)))
-        self.temporal, self.shortcut = linear(D, 16), linear(16, 16)
-        self.w = nn.ParameterList(torch.empty(16) for _ in range(4))
-
-    def normed(self, x: Tensor, at: int) -> Tensor:
-        g = x.reshape(len(x), 4, -1)
+    def normed(self, x: Tensor, by: nn.Module) -> Tensor:
+        g, is_first = x.reshape(len(x), 4, -1), by is self.n1
         c = g - g.mean(-1, keepdim=True)
-        variance = c.var(-1, keepdim=True, unbiased=self.bug == "biased" and at == 0)  #: biased
-        g = c / (variance + (1e-2 if self.bug == "eps" and at == 0 else 1e-5)).sqrt()  #: eps, biased
-        return g.view_as(x) * self.w[at].view(-1, 1, 1) + self.w[at + 1].view(-1, 1, 1)  #: eps, biased
+        variance = c.var(-1, keepdim=True, unbiased=self.bug == "biased" and is_first)  #: biased
+        g = c / (variance + (1e-2 if self.bug == "eps" and is_first else 1e-5)).sqrt()  #: eps, biased
+        return g.view_as(x) * by.weight.view(-1, 1, 1) + by.bias.view(-1, 1, 1)  #: eps, biased
 
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
         powers = self.pick("base", 10000.0, 1000.0) ** (-torch.arange(D // 2) * 2 / D)  #: base
         angles = torch.outer(t, powers)  #: base
         parts = (angles.sin(), angles.cos()) if self.bug == "swapped" else (angles.cos(), angles.sin())
         emb = torch.hstack(parts)  #: swapped
-        h = self.normed(x, 0)
+        h = self.normed(x, self.n1)
         h = F.gelu(h) if self.bug == "activation" else F.silu(h)  #: activation
         h = self.c1(h)  #: bias, activation
         h = h + self.temporal(emb).unflatten(1, (16, 1, 1))  #: bias, swapped
-        h = F.dropout(F.silu(self.normed(h, 2)), 0.1, self.training and self.bug != "dropout")  #: dropout
+        h = F.dropout(F.silu(self.normed(h, self.n2)), 0.1, self.training and self.bug != "dropout")  #: dropout
         h = in_bfloat16(self.c2, h) if self.bug == "island" else self.c2(h)  #: island, dropout
         skip = self.shortcut(x.movedim(1, -1)).movedim(-1, 1)  #: transposed
         h = (F.silu(h) if self.bug == "norm_order" else h) + skip  #: transposed, norm_order
@@ -573,22 +559,19 @@ class RNN(nn.Module):
 
 class RNNPort(Ported):
     names = (
-        "words=embed head=out norm=norm w_x.weight=lstm.weight_ih_l0 w_x.bias=lstm.bias_ih_l0 "
-        "w_h.weight=lstm.weight_hh_l0 w_h.bias=lstm.bias_hh_l0"
+        "words=embed.weight head=out norm=norm w_x=lstm.weight_ih_l0 b_x=lstm.bias_ih_l0 w_h=lstm.weight_hh_l0 "
+        "b_h=lstm.bias_hh_l0"
     )
-    spoiled = "transposed=w_x.weight bias=w_x.bias"
-
-    def __init__(self, bug: str) -> None:
-        super().__init__(bug)
-        self.words, self.w_x, self.w_h = nn.Embedding(50, D), linear(D, 4 * D), linear(D, 4 * D)
-        self.norm, self.head = NormByHand(bug, wrong_eps=1e-2), linear(D, 50)
+    spoiled = "transposed=w_x bias=b_x"
 
     def forward(self, ids: Tensor) -> Tensor:
-        x = self.words(ids)
+        x = F.embedding(ids, self.words)
         h = c = x.new_zeros(len(ids), D)
         states = []
         for t in range(T):
-            gates = self.w_x(x[:, max(0, t - 1) if self.bug == "mask" else t]) + self.w_h(h)  #: bias, transposed, mask
+            now = x[:, max(0, t - 1) if self.bug == "mask" else t]
+            gates = F.linear(now, self.w_x, self.b_x)  #: bias, transposed, mask
+            gates = gates + F.linear(h, self.w_h, self.b_h)  #: bias, transposed, mask
             i, f, g, o = gates.chunk(4, -1)
             i, f = (f, i) if self.bug == "swapped" else (i, f)
             g = F.hardtanh(g) if self.bug == "activation" else g.tanh()  #: activation
@@ -598,7 +581,11 @@ class RNNPort(Ported):
             states.append(h)
         h = torch.stack(states, 1)  #: island
         h = F.dropout(h, 0.1, self.training and self.bug != "dropout")  #: dropout
-        return self.head(x + self.norm(h) if self.bug == "norm_order" else self.norm(x + h))  #: norm_order
+        x = x + self.norm_of(h) if self.bug == "norm_order" else self.norm_of(x + h)  #: norm_order
+        return self.head(x)  #: norm_order
+
+    def norm_of(self, x: Tensor) -> Tensor:
+        return self.normed(x, self.norm, wrong_eps=1e-2)
 
 
 # --- a mixture of experts: a loop over experts against stacked ones
@@ -627,33 +614,29 @@ class MoE(nn.Module):
 
 class MoEPort(Ported):
     names = (
-        "gate=router norm=norm "
-        "up=experts.0.0.weight,experts.1.0.weight,experts.2.0.weight,experts.3.0.weight "
-        "up_bias=experts.0.0.bias,experts.1.0.bias,experts.2.0.bias,experts.3.0.bias "
+        "gate=router norm=norm up=experts.0.0,experts.1.0,experts.2.0,experts.3.0 "
         "down=experts.0.2.weight:T,experts.1.2.weight:T,experts.2.2.weight:T,experts.3.2.weight:T "
         "down_bias=experts.0.2.bias,experts.1.2.bias,experts.2.2.bias,experts.3.2.bias"
     )
-    spoiled = "transposed=down bias=up_bias"
-
-    def __init__(self, bug: str) -> None:
-        super().__init__(bug)
-        self.gate, self.norm = linear(D, 4, False), NormByHand(bug, wrong_eps=1e-2)
-        self.up, self.up_bias = nn.Parameter(torch.empty(4, D, D)), nn.Parameter(torch.empty(4, D))
-        self.down, self.down_bias = nn.Parameter(torch.empty(4, D, D)), nn.Parameter(torch.empty(4, D))
+    spoiled = "transposed=down bias=up.bias"
 
     def forward(self, x: Tensor) -> Tensor:
-        h = self.norm(x).reshape(-1, D)
+        h, down, down_bias = (
+            self.normed(x, self.norm, wrong_eps=1e-2).reshape(-1, D),
+            self.down.view(4, D, D),
+            self.down_bias.view(4, 1, D),
+        )
         logits = self.gate(h)
         weights = torch.softmax(logits / self.pick("scale", 1.0, 2.0), -1)  #: scale
         top, chosen = weights.topk(2, -1)
         top = top if self.bug == "norm_order" else top / top.sum(-1, keepdim=True)
         dense = torch.zeros_like(weights).scatter(-1, chosen, top)  #: norm_order
-        y = torch.einsum("nd,efd->enf", h, self.up) + self.up_bias[:, None]  #: bias
+        y = torch.einsum("nd,efd->enf", h, self.up.weight.view(4, D, D)) + self.up.bias.view(4, 1, D)  #: bias
         y = F.gelu(y) if self.bug == "activation" else F.silu(y)  #: activation
         if self.bug == "island":
-            y = torch.baddbmm(self.down_bias[:, None].bfloat16(), y.bfloat16(), self.down.bfloat16()).float()  #: island
+            y = torch.baddbmm(down_bias.bfloat16(), y.bfloat16(), down.bfloat16()).float()  #: island
         else:
-            y = torch.baddbmm(self.down_bias[:, None], y, self.down)  #: transposed
+            y = torch.baddbmm(down_bias, y, down)  #: transposed
         y = y.roll(1, 0) if self.bug == "swapped" else y
         dense = dense.roll(1, 0) if self.bug == "mask" else dense
         out = torch.einsum("enf,ne->nf", y, dense)  #: swapped, mask, norm_order, transposed, bias, activation, island
@@ -690,16 +673,10 @@ class Mamba(nn.Module):
 
 class MambaPort(Ported):
     names = (
-        "kernel=conv1d.weight kernel_bias=conv1d.bias rates=A_log:T direct=D "
-        "params=x_proj inner=in_proj step=dt_proj out=out_proj"
+        "kernel=conv1d.weight:F kernel_bias=conv1d.bias rates=A_log:T direct=D params=x_proj inner=in_proj "
+        "step=dt_proj out=out_proj"
     )
     spoiled = "transposed=out.weight bias=inner.bias"
-
-    def __init__(self, bug: str) -> None:
-        super().__init__(bug)
-        self.inner, self.kernel, self.kernel_bias = linear(D, 2 * D), nn.Parameter(torch.empty(D, 4)), linear(1, D).bias
-        self.params, self.step, self.out = linear(D, 20, False), linear(4, D), linear()
-        self.rates, self.direct = nn.Parameter(torch.empty(8, D)), nn.Parameter(torch.empty(D))
 
     def forward(self, x: Tensor) -> Tensor:
         xz = self.inner(x)  #: bias, swapped
@@ -749,10 +726,6 @@ class DiffusionPort(Ported):
     names = "first=fc1 last=fc2 norm=norm"
     spoiled = "transposed=last.weight bias=first.bias"
 
-    def __init__(self, bug: str) -> None:
-        super().__init__(bug)
-        self.first, self.last, self.norm = linear(2 * D), linear(), NormByHand(bug)
-
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
         roots = torch.linspace(self.pick("base", 0.1, 0.12), math.sqrt(0.2), 20)  #: base
         alphas = (1.0 - roots.square()).log().cumsum(0).exp()  #: base
@@ -761,12 +734,11 @@ class DiffusionPort(Ported):
         h = torch.cat(parts[::-1] if self.bug == "swapped" else parts, 1)  #: swapped
         h = self.first(h)  #: bias, swapped
         h = F.gelu(h) if self.bug == "activation" else h * h.sigmoid()  #: activation
-        n = self.norm(h)
+        n = self.normed(h, self.norm)
         n = n + h if self.bug == "norm_order" else n  #: norm_order
         n = F.dropout(n, 0.1, self.training and self.bug != "dropout")  #: dropout
-        n = (
-            in_bfloat16(self.last, n) if self.bug == "island" else self.last(n)
-        )  #: island, transposed, norm_order, dropout
+        last = functools.partial(in_bfloat16, self.last) if self.bug == "island" else self.last
+        n = last(n)  #: island, transposed, norm_order, dropout
         sigma = (1 - now) if self.bug == "scale" else (1 - now).sqrt()  #: scale
         start = torch.addcmul(x, sigma, n, value=-1) * now.rsqrt()  #: scale
         return start * before.sqrt() + n * (1 - before).sqrt()  #: mask
@@ -796,12 +768,8 @@ class LossesPort(Ported):
     names = "inner=body out=head norm=norm"
     spoiled = "transposed=inner.weight bias=inner.bias"
 
-    def __init__(self, bug: str) -> None:
-        super().__init__(bug)
-        self.inner, self.out, self.norm = linear(), linear(D, 50), NormByHand(bug)
-
     def forward(self, x: Tensor, targets: Tensor, teacher: Tensor) -> Tensor:
-        h = self.norm(x)
+        h = self.normed(x, self.norm)
         h = self.inner(h)  #: transposed, bias
         h = F.gelu(h, approximate="tanh") if self.bug == "activation" else F.gelu(h)  #: activation
         h = F.dropout(h, 0.1, self.training and self.bug != "dropout")  #: dropout
@@ -851,8 +819,7 @@ class Port:
         if self.port is None:
             port: nn.Module = port_gpt.ported(reference, bug or "none")
         else:
-            port = self.port(bug)
-            port.load(reference.state_dict())
+            port = self.port(reference.state_dict(), bug)
         for model in (reference, port):
             model.train(bug in self.trains)
         return reference, port

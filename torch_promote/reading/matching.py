@@ -21,7 +21,7 @@ import itertools
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
@@ -30,6 +30,7 @@ import torch
 
 from torch_promote.errors import OptionError
 from torch_promote.observe.ops import facts_of
+from torch_promote.reading.pairing import where_of
 from torch_promote.reading.run import Run, relative_error
 from torch_promote.recording.values import unpack_projections, unpack_sketch
 from torch_promote.reference.dtypes import LOWER_DTYPES, dtype_name
@@ -67,10 +68,8 @@ _MOVING = re.compile(
     "clone|contiguous|reshape|copy_)$"
 )
 _PICKING = re.compile("aten::(index|index_select|gather)$")
-#: The error from which two results are not nearly the same.
-_MOST_OF_NEAR = 0.5
-#: The same for a call that joins results without a counterpart.
-_MOST_OF_JOINED = 0.7
+#: The error from which two results are not nearly the same; and that for a call that joins results without counterpart.
+_MOST_OF_NEAR, _MOST_OF_JOINED = 0.5, 0.7
 #: A result that is nearer by a factor of ten may be so many calls later.
 _CALLS_OF_A_DECADE, _SMALLEST = 8.0, 1e-12
 #: The calls behind the first wrong one among which the nearest results are looked for.
@@ -88,6 +87,7 @@ _WEIGHT_ROUNDS, _LEAST_ROUNDED, _MOST_SINGLE = 2e-5, 8, 4096
 _SMALL_GRADIENT = 3e-2
 #: The calls of a program on the page.
 _MOST_SHOWN = 300
+_COMPUTES = "The port (B) computes what the reference (A) computes"
 _BEGIN_TO_EXCEED, _NO_COUNTERPART = "errors begin to exceed rounding", "no counterpart"
 
 
@@ -125,16 +125,6 @@ class _Result(NamedTuple):
 _Class: TypeAlias = list[_Result]  # results of a run with equal bits
 
 
-class _Miss(NamedTuple):
-    """A `NearMiss`, by the numbers of its calls."""
-
-    calls: tuple[int | None, int | None]
-    error: float | None
-    text: str = _NO_COUNTERPART
-    is_near: bool = False  # whether B has no nearer call, and A none that is nearer to that
-    more: str = ""  # what B reads instead, as a sentence
-
-
 class _Pair(NamedTuple):
     ends: tuple[_Result, _Result]  # in A and in B
     error: float
@@ -147,36 +137,37 @@ class _Side:
     def __init__(self, recording: Recording) -> None:
         self.run = run = Run(recording)
         self.own: list[int] = [i for i in run.own if i not in run.initial and run.calls[i].phase != "optimizer"]
+        self.reads: list[list[Read]] = [self._reads(i, call) for i, call in enumerate(run.calls)]
         # Those that returned their argument, as a dropout does outside of training.
         returns = {i for i in self.own if run.reads(i) and run.results(i) == (run.reads(i)[0].digest,)}
         # The calls that only move elements, and the sources.
         self.moves: set[int] = returns.union(range(-len(run.sources), 0))
         for i, call in enumerate(run.calls):
-            picked = itertools.chain(*(read.written_by for read in self.reads(i)[:1]))
+            picked = itertools.chain(*(read.written_by for read in self.reads[i][:1]))
             picks = _PICKING.match(call.op) and max(picked, default=0) >= 0
             if run.is_transparent(i) or picks or _MOVING.match(call.op) or facts_of(call.name).is_view:
                 self.moves.add(i)
         self.writers: dict[int, list[int]] = {i: self._writers(i) for i in self.own}
+        written = set(itertools.chain(*self.writers.values()))
+        # Calls whose results are memory that others have written.
+        self.is_view: set[int] = {i for i in self.own if i not in written and (i in returns or run.is_transparent(i))}
         self.readers: dict[int, list[int]] = defaultdict(list)
         self.views: dict[int, list[int]] = defaultdict(list)
+        for i, writers in self.writers.items():
+            for writer in writers:
+                (self.views if i in self.is_view else self.readers)[writer].append(i)
         optimizer = {i for i, call in enumerate(run.calls) if call.phase == "optimizer"}
         self.updating: set[int] = set(itertools.chain(*map(self._writers, optimizer)))  # what the optimizer reads
         # Parameters, floating inputs and what depends on them; and the calls that do, or depend on random numbers.
-        self.data: set[int] = optimizer.union(-1 - k for k, source in enumerate(run.sources) if _is_data(source))
-        self.depends: set[int] = set()
-        self.is_view: set[int] = set()  # calls
-        written = set(itertools.chain(*self.writers.values()))
-        for i, writers in self.writers.items():
-            if not self.data.isdisjoint(writers):
-                self.data.add(i)
-            if i in recording.draws or i in self.data or not self.depends.isdisjoint(writers):
-                self.depends.add(i)
-            if i not in written and (i in returns or run.is_transparent(i)):
-                self.is_view.add(i)
-            for writer in writers:
-                (self.views if i in self.is_view else self.readers)[writer].append(i)
-        self._leave_out_preparations()
-        self.depends = self.depends or set(self.own)
+        is_data = [one.kind == "parameter" or (one.kind == "input" and one.values.count) for one in run.sources]
+        sources = {-1 - k for k, is_one in enumerate(is_data) if is_one}
+        self.data: set[int] = _closure(sources | optimizer, self._readers_of)
+        depends = _closure(self.data.union(recording.draws), self._readers_of)
+        # Nothing of the model is computed from preparations, such as initial weights that are overwritten.
+        seeds = [i for i in (*self.data.difference(self.moves), *self.updating) if i in self.writers]
+        near = _closure(seeds, lambda i: [k for k in (*self.writers[i], *self._readers_of(i)) if k in self.writers])
+        self.own = [i for i in self.own if i in near or not near]
+        self.depends: set[int] = depends.intersection(self.writers) or set(self.own)
         self.computing: list[int] = [i for i in self.own if run.computes(i) and i not in returns]
         self.classes: dict[str, _Class] = self._classes()
         self.telling: list[_Class] = [found for found in self.classes.values() if not _is_constant(found[0].values)]
@@ -185,38 +176,30 @@ class _Side:
 
     def _writers(self, i: int) -> list[int]:
         """What has written the memory that a call reads."""
-        return list(dict.fromkeys(itertools.chain(*(read.written_by for read in self.reads(i)))))
+        return list(dict.fromkeys(itertools.chain(*(read.written_by for read in self.reads[i]))))
 
-    def reads(self, i: int) -> list[Read]:
+    def _reads(self, i: int, call: Call) -> list[Read]:
         """What a call reads, without memory that it overwrites, and tensors whose shape or dtype alone a view takes."""
-        names = [info.name.partition("[")[0] for info in self.call(i).inputs]
-        ignored = facts_of(self.call(i).name).ignored
-        own = set(names[:1] if self.run.is_transparent(i) else names) - ignored
+        names = [info.name.partition("[")[0] for info in call.inputs]
+        own = set(names[:1] if self.run.is_transparent(i) else names) - facts_of(call.name).ignored
         return [read for name, read in zip(names, self.run.reads(i), strict=False) if name in own]
 
-    def _leave_out_preparations(self) -> None:
-        """Leaves out calls that nothing of the model is computed from, such as initial weights that are overwritten."""
-        waiting, found = [*self.data.difference(self.moves), *self.updating], set[int]()
-        while waiting:
-            i = waiting.pop()
-            if i in self.writers and i not in found:
-                found.add(i)
-                waiting += (*self.writers[i], *self.readers[i], *self.views[i])
-        self.own = [i for i in self.own if i in found or not found]
+    def _readers_of(self, i: int) -> list[int]:
+        """The calls that read a result."""
+        return [*self.readers[i], *self.views[i]]
 
     def _classes(self) -> dict[str, _Class]:
         """The results with equal bits, by their digest; of constants, by digest and op."""
         run, found = self.run, defaultdict[str, _Class](list)
-        left_out = run.initial.union(run.own).difference(self.own)
+        left_out = run.initial.union(run.own, run.undefined).difference(self.own)
         results = [
-            (call.op, _Result(i, place, values))
-            for i, call in enumerate(run.calls)
-            for place, values in enumerate(run.values(i))
-            if i not in run.undefined and i not in left_out and call.phase != "optimizer"
+            ("", _Result(-1 - number, 0, source.values))
+            for number, source in enumerate(run.sources)
+            if source.kind not in ("state", "gradient")
         ]
-        for number, source in enumerate(run.sources):
-            if source.kind not in ("state", "gradient"):
-                results.append(("", _Result(-1 - number, 0, source.values)))
+        for i, call in enumerate(run.calls):
+            if i not in left_out and call.phase != "optimizer":
+                results += [(call.op, _Result(i, place, values)) for place, values in enumerate(run.values(i))]
         for op, result in results:
             if result.values.digest:
                 found[result.values.digest + (f" {op}" if _is_constant(result.values) else "")].append(result)
@@ -227,20 +210,6 @@ class _Side:
 
     def call(self, number: int) -> Call:
         return self.run.calls[number]
-
-    def name_of(self, result: _Result) -> str:
-        """The place of a call's result, or the name of an argument that it has written."""
-        return self.call(result.call).outputs[result.place].name
-
-    def place(self, number: int) -> str:
-        """Where a call is, in a sentence."""
-        call = self.call(number)
-        line = f", {short_line(call.line)}" if call.line else ""
-        phase = "" if call.phase == "forward" else f" ({call.phase})"
-        return f"{call.op.removeprefix('aten::')} in {module_name(call.module)}{phase}{line}"
-
-    def digests_read(self, i: int) -> set[str]:
-        return {read.digest for read in self.reads(i)}
 
     def pairs_of(self, call: int) -> list[_Pair]:
         """The pairs of a call's results, or of a source."""
@@ -254,19 +223,14 @@ class _Side:
 
     def read_from_others(self, calls: Sequence[int]) -> dict[str, int]:
         """What calls read, but for weights: by digest, who wrote it."""
-        reads = [read for read in itertools.chain(*map(self.reads, calls)) if read.digest and read.written_by]
+        reads = [read for read in itertools.chain(*(self.reads[i] for i in calls)) if read.digest and read.written_by]
         found = [(read.digest, max(read.written_by)) for read in reads]
         return {digest: i for digest, i in found if i not in calls and (i >= 0 or self.run.sources[~i].kind == "input")}
 
     def behind(self, i: int) -> set[int]:
         """The calls that a call reads from, through those that only move elements."""
-        waiting, found = [i], set[int]()
-        while waiting:
-            for writer in self.writers.get(waiting.pop(), ()):
-                if writer >= 0 and writer not in found:
-                    found.add(writer)
-                    waiting += [writer] * (writer in self.moves)
-        return found
+        found = _closure(self.writers.get(i, ()), lambda k: self.writers.get(k, ()) if k in self.moves else ())
+        return {k for k in found if k >= 0}
 
     def joins(self, i: int) -> bool:
         """Whether a call joins results without a counterpart, as those of a layer and of its adapter."""
@@ -300,16 +264,58 @@ class _Side:
             if values and (ahead[i] < 2 == ranks[i] or is_end):
                 # Of several results, the first that tells, such as the values of topk.
                 places.add(next((place for place, one in enumerate(values) if not _is_constant(one)), 0))
-            read = set().union(*(self.digests_read(k) for k in self.readers[i] if self.call(k).phase == "forward"))
+            read = set().union(
+                *({read.digest for read in self.reads[k]} for k in self.readers[i] if self.call(k).phase == "forward")
+            )
             for place, (info, one) in enumerate(zip(self.call(i).outputs, values, strict=False)):
                 if not info.name.isdigit() and one.l2 and one.digest not in read and i not in self.updating:
                     places.add(place)  # an argument that the call has written, such as running statistics
             found += [_Result(i, place, values[place]) for place in sorted(places)]
         return found
 
+    @cached_property
+    def right(self) -> set[int]:
+        """The calls that are right, found from the last to the first: what a right call reads is right."""
+        found, right, read_later = set[int](), set(self.paired), set[str]()  # the calls; and by digest
+        parts: dict[str, list[str]] = defaultdict(list)  # what views make of what they read, by digest
+        for i in reversed(self.own):
+            known = {values.digest: values for values in self.run.values(i) if not _is_constant(values)}
+            read, results = {one.digest for one in self.reads[i]}, self.run.results(i)
+            right.update(one for one in known if parts[one] and right.issuperset(parts[one]))
+            # Of several results, such as the states of an LSTM, those that are read count.
+            is_read = read_later.intersection(known)
+            is_right = right.issuperset(is_read) if is_read else not right.isdisjoint(known or results)
+            if is_right or (not known and self.pairs_of(i)):
+                found.add(i)
+            read_later |= read
+            sizes = [
+                math.prod(info.shape) for infos in (self.call(i).outputs, self.call(i).inputs) for info in infos[:1]
+            ]
+            if i in self.is_view and sizes[0] < sizes[-1]:
+                parts.update({one: [*parts[one], *results] for one in read})
+            # Few numbers, such as a loss, and constants tell little of what they were computed from.
+            elif is_right and (i in self.is_view or max((one.count for one in known.values()), default=0) >= _FEWEST):
+                right |= read
+        return found
 
-def _is_data(source: Source) -> bool:
-    return source.kind == "parameter" or (source.kind == "input" and bool(source.values.count))
+    def wrong(self, *phases: str) -> list[int]:
+        """The calls that depend on data, compute, and are not right, in the order of the run."""
+        left = self.depends.intersection(self.computing).difference(self.right, self.moves)
+        own = [
+            i for i in sorted(left) if self.call(i).phase in phases and not all(map(_is_constant, self.run.values(i)))
+        ]
+        return [i for i in own if self.readers[i] or self.call(i).phase == "forward"]
+
+
+def _closure(start: Iterable[int], next_of: Callable[[int], Iterable[int]]) -> set[int]:
+    """What can be reached in a graph."""
+    found, waiting = set[int](), [*start]
+    while waiting:
+        i = waiting.pop()
+        if i not in found:
+            found.add(i)
+            waiting += next_of(i)
+    return found
 
 
 def _rank(call: Call) -> int:
@@ -331,13 +337,13 @@ def _norm(results: Sequence[_Result]) -> float:
     return results[0].values.l2 or 0.0
 
 
-def _nonzeros(values: Values) -> int:
-    return round(values.count * (1.0 - values.zeros))
-
-
-def _exponents(values: Values) -> Counter[Any]:
-    known: dict[Any, float] = dict(values.exponents)
-    return Counter({**known, "inf": values.infs * values.count, "nan": values.nans * values.count})
+def _elements(parts: Sequence[Values]) -> tuple[float, float, float, Counter[Any]]:
+    """What does not depend on the order of the elements of tensors: norm, extremes and exponents, without zeros."""
+    exponents = Counter[Any]()
+    for one in parts:
+        exponents.update(dict(one.exponents) | {"inf": round(one.infs * one.count), "nan": round(one.nans * one.count)})
+    extremes = min(one.min_nonzero or 0.0 for one in parts), max(one.amax or 0.0 for one in parts)
+    return math.hypot(*(one.l2 or 0.0 for one in parts)), *extremes, exponents
 
 
 class _Pairing:
@@ -345,12 +351,11 @@ class _Pairing:
 
     def __init__(self, one: _Side, other: _Side, tolerance: float) -> None:
         self.sides, self.tolerance = (one, other), tolerance
-        one, other = self.sides
         for key in [known for known in one.classes if known in other.classes]:  # equal bits
             self._add(0, one.classes[key], other.classes[key])
         for step in (self._by_sketch, self._by_elements, self._by_parts):
-            for number in (0, 1):
-                step(number, *self.sides[:: -1 if number else 1])
+            step(0, one, other)
+            step(1, other, one)
 
     def _add(
         self, number: int, mine: Sequence[_Result], theirs: Sequence[_Result], error: float = 0.0, in_order: bool = True
@@ -364,44 +369,55 @@ class _Pairing:
                 side.paired.add(end.values.digest)
 
     def _by_sketch(self, number: int, mine: _Side, theirs: _Side) -> None:
-        """Pairs what is left with the nearest of the other run."""
+        """Pairs what is left with the nearest of the other run that has as many elements."""
         by_count = defaultdict[int, tuple[list[_Class], list[_Class]]](lambda: ([], []))
         for place, side in enumerate((mine, theirs)):
             for found in side.telling:
                 if place or found[0].values.digest not in mine.paired:
                     by_count[found[0].values.count][place].append(found)
         for left, others in by_count.values():
-            for one, other in _nearest(left, others):
-                error = relative_error(one[0].values, other[0].values)
-                if error is not None and error <= self.tolerance:
-                    self._add(number, one, other, error)
+            if left and others:
+                tables = [
+                    torch.tensor([unpack_sketch(one[0].values.sketch) or [0.0] * 16 for one in classes]).double()
+                    for classes in (left, others)
+                ]
+                rows = tables[0].split(max(1, _CHUNK // len(others)))
+                nearest = torch.cat([torch.cdist(some, tables[1]).argmin(1) for some in rows])
+                for one, other in zip(left, (others[place] for place in nearest.tolist()), strict=True):
+                    error = relative_error(one[0].values, other[0].values)
+                    if error is not None and error <= self.tolerance:
+                        self._add(number, one, other, error)
+
+    def _left(self, side: _Side) -> list[_Class]:
+        """What is left of a run that its elements tell, by norm."""
+        left = [one for one in side.telling if one[0].values.digest not in side.paired]
+        return sorted((one for one in left if len(one[0].values.exponents) >= 3), key=_norm)
 
     def _by_elements(self, number: int, mine: _Side, theirs: _Side) -> None:
         """Pairs what is left by what does not depend on the order of the elements, if the shapes differ."""
-        by_norm: list[_Class] = sorted(theirs.telling, key=_norm)
-        for one in mine.telling:
-            values = one[0].values
-            if values.count >= _FEWEST and len(values.exponents) >= 3 and values.digest not in mine.paired:
-                shapes, known = _shapes(mine, one), self.wholes(by_norm, [values])
+        by_norm = sorted(theirs.telling, key=_norm)
+        for one in self._left(mine):
+            if one[0].values.count >= _FEWEST:
+                shapes, known = _shapes(mine, one), self.wholes(by_norm, [one[0].values])
                 other = next((other for other in known if shapes.isdisjoint(_shapes(theirs, other))), ())
                 self._add(number, one, other, in_order=False)
 
     def _by_parts(self, number: int, mine: _Side, theirs: _Side) -> None:
         """Pairs what is left with what a loop of a run computes in parts, by consecutive calls of a line."""
         wholes: dict[int, list[_Class]] = defaultdict(list)  # by the number of elements but zeros
-        for found in sorted(theirs.telling, key=_norm):
-            if found[0].values.digest not in theirs.paired and len(found[0].values.exponents) >= 3:
-                wholes[_nonzeros(found[0].values)].append(found)
+        for found in self._left(theirs):
+            wholes[_elements([found[0].values])[3].total()].append(found)
         loops: dict[tuple[Any, ...], list[_Result]] = defaultdict(list)
         for i in mine.own if wholes else ():
             call = mine.call(i)
             for place, values in enumerate(mine.run.values(i)):
-                if not _is_constant(values) and _nonzeros(values):
+                if not _is_constant(values):
                     # A loop in a module, or over modules, such as experts.
                     for module in {call.module, re.sub(r"\b\d+\b", "*", call.module)}:
                         loops[call.op, call.line, call.phase, module, place].append(_Result(i, place, values))
         for loop in loops.values():
-            sums = list(itertools.accumulate((_nonzeros(one.values) for one in loop), initial=0))
+            counts = (_elements([one.values])[3].total() for one in loop)
+            sums = list(itertools.accumulate(counts, initial=0))
             ends = {size: end for end, size in enumerate(sums)}
             for (start, size), (count, candidates) in itertools.product(enumerate(sums), wholes.items()):
                 parts = loop[start : ends.get(size + count, start)]
@@ -411,34 +427,16 @@ class _Pairing:
 
     def wholes(self, by_norm: Sequence[_Class], parts: Sequence[Values]) -> Iterator[_Class]:
         """Those that have the elements of several tensors but for zeros, by norm, extremes and exponents."""
-        norm, apart = math.hypot(*(one.l2 or 0.0 for one in parts)), Counter[Any]()
-        least, largest = min(one.min_nonzero or 0.0 for one in parts), max(one.amax or 0.0 for one in parts)
-        for one in parts:
-            apart.update(_exponents(one))
+        norm, least, largest, exponents = _elements(parts)
         start = bisect.bisect_left(by_norm, norm * (1 - self.tolerance), key=_norm)
         for found in by_norm[start : start + _MOST_PLACES]:
-            whole = found[0].values
-            allowed = self.tolerance * (whole.amax or 0.0)
-            if _norm(found) > norm * (1 + self.tolerance):
+            norm_of_whole, smallest, amax, off = _elements([found[0].values])
+            if norm_of_whole > norm * (1 + self.tolerance):
                 return
-            if max(abs(largest - (whole.amax or 0.0)), abs(least - (whole.min_nonzero or 0.0))) <= allowed:
-                off = Counter(apart)
-                off.subtract(_exponents(whole))
-                few = 0 if self.tolerance < 1e-3 else 2
-                if sum(map(abs, off.values())) <= 2 * self.tolerance * whole.count + few:
-                    yield found
-
-    @cached_property
-    def right(self) -> tuple[set[int], set[int]]:
-        """The calls of both runs that are right; see NOTE [ Where an implementation goes wrong ]."""
-        return _right(self.sides[0]), _right(self.sides[1])
-
-    def wrong(self, number: int, phases: Iterable[str]) -> list[int]:
-        """The calls that depend on data, compute, and are not right, in the order of the run."""
-        one = self.sides[number]
-        left = one.depends.intersection(one.computing).difference(self.right[number], one.moves)
-        own = [i for i in sorted(left) if one.call(i).phase in phases and not all(map(_is_constant, one.run.values(i)))]
-        return [i for i in own if one.readers[i] or one.call(i).phase == "forward"]
+            off.subtract(exponents)
+            is_near = max(abs(largest - amax), abs(least - smallest)) <= self.tolerance * amax
+            if is_near and sum(map(abs, off.values())) <= 2 * self.tolerance * found[0].values.count + 2:
+                yield found
 
     def error_between(self, one: int, other: int) -> float | None:
         """The smallest error between what two calls computed, or parts of it; None if no two can be compared."""
@@ -450,17 +448,6 @@ class _Pairing:
         return min((error for error in errors if error is not None), default=None)
 
 
-def _nearest(mine: Sequence[_Class], theirs: Sequence[_Class]) -> Iterator[tuple[_Class, _Class]]:
-    """Yields classes, with the nearest of the other run, of the same number of elements."""
-    if mine and theirs:
-        tables = [
-            torch.tensor([unpack_sketch(one[0].values.sketch) or [0.0] * 16 for one in classes], dtype=torch.float64)
-            for classes in (mine, theirs)
-        ]
-        places = [torch.cdist(rows, tables[1]).argmin(1) for rows in tables[0].split(max(1, _CHUNK // len(theirs)))]
-        yield from zip(mine, (theirs[place] for place in torch.cat(places).tolist()), strict=True)
-
-
 def _shapes(side: _Side, results: Sequence[_Result]) -> set[tuple[int, ...]]:
     """The shapes in which a class was computed, or moved, without dimensions of one element."""
     infos = (
@@ -468,29 +455,6 @@ def _shapes(side: _Side, results: Sequence[_Result]) -> set[tuple[int, ...]]:
         for one in [one for one in results if one.call not in side.moves] or results
     )
     return {tuple(size for size in info.shape if size > 1) for info in infos}
-
-
-def _right(side: _Side) -> set[int]:
-    """The calls that are right, from the last to the first: what a right call reads is right."""
-    found, right, read_later = set[int](), set(side.paired), set[str]()  # the calls; and by digest
-    parts: dict[str, list[str]] = defaultdict(list)  # what views make of what they read, by digest
-    for i in reversed(side.own):
-        known = {values.digest: values for values in side.run.values(i) if not _is_constant(values)}
-        read, results = side.digests_read(i), side.run.results(i)
-        right.update(one for one in known if parts[one] and right.issuperset(parts[one]))
-        # Of several results, such as the states of an LSTM, those that are read count.
-        is_read = read_later.intersection(known)
-        is_right = right.issuperset(is_read) if is_read else not right.isdisjoint(known or results)
-        if is_right or (not known and side.pairs_of(i)):
-            found.add(i)
-        read_later |= read
-        sizes = [math.prod(info.shape) for infos in (side.call(i).outputs, side.call(i).inputs) for info in infos[:1]]
-        if i in side.is_view and sizes[0] < sizes[-1]:
-            parts.update({one: [*parts[one], *results] for one in read})
-        # Few numbers, such as a loss, and constants tell little of what they were computed from.
-        elif is_right and (i in side.is_view or max((one.count for one in known.values()), default=0) >= _FEWEST):
-            right |= read
-    return found
 
 
 # --- weights
@@ -512,9 +476,6 @@ class _Segment(NamedTuple):
     size: int
 
 
-_Found = tuple[str | None, Sequence[str]]  # what has the values of a weight, and the weights of B that are in it
-
-
 def _weights_of(side: _Side) -> list[Source]:
     """The parameters and buffers of a run, in the order in which they are read."""
     return [one for one in side.run.sources if side.run.named.get(one.name) is one and one.values.count]
@@ -527,28 +488,28 @@ def _lines_of(weight: Source) -> list[_Lines]:
     return [_Lines(weight.name, *one) for one in both if len(one[2])]
 
 
-def _pair_weights(ones: Sequence[Source], others: Sequence[Source]) -> dict[str, _Found]:
-    """For each parameter and buffer of the first run, what has its values in the second."""
+def _pair_weights(ones: Sequence[Source], others: Sequence[Source]) -> dict[str, tuple[str | None, list[str]]]:
+    """For each parameter and buffer of A, what has its values in B, as in `Match.weights`, and the names in that."""
     pools: dict[int, list[_Lines]] = defaultdict(list)  # by length
     for lines in itertools.chain(*map(_lines_of, others)):
         pools[lines.length].append(lines)
-    found: dict[str, _Found] = {}
+    found: dict[str, tuple[str | None, list[str]]] = {}
     for weight in ones:
         # The rounding of the coarsest dtype, if their dtypes differ.
         dtypes = {one.info.dtype for one in (weight, *others)}
         rounds = 2 * max(torch.finfo(dtype).eps for dtype in dtypes) if len(dtypes) > 1 else _WEIGHT_ROUNDS
         errors = ((relative_error(weight.values, one.values), one.name) for one in others)
         error, name = min(((error, name) for error, name in errors if error is not None), default=(math.inf, ""))
-        if _is_constant(weight.values):
-            found[weight.name] = None, ()
+        if error <= rounds and not _is_constant(weight.values):
+            found[weight.name] = name, [name]
         else:
-            found[weight.name] = (name, [name]) if error <= rounds else _in_parts(weight, pools, rounds)
+            found[weight.name] = _in_parts(weight, pools, rounds)
     return found
 
 
-def _in_parts(weight: Source, pools: Mapping[int, Sequence[_Lines]], rounds: float) -> _Found:
-    """What has the rows or the columns of a weight; see `Match.weights`."""
-    for mine in (one for one in _lines_of(weight) if one.length in pools):
+def _in_parts(weight: Source, pools: Mapping[int, Sequence[_Lines]], rounds: float) -> tuple[str | None, list[str]]:
+    """What has the rows or the columns of a weight."""
+    for mine in (one for one in _lines_of(weight) if one.length in pools and not _is_constant(weight.values)):
         pool = sorted(pools[mine.length], key=lambda one: one.is_columns != mine.is_columns)
         tolerance = rounds * float(mine.numbers.square().mean().sqrt())
         segments = _cover(mine.numbers, pool, tolerance, 2 if rounds <= _WEIGHT_ROUNDS else _LEAST_ROUNDED)
@@ -559,7 +520,7 @@ def _in_parts(weight: Source, pools: Mapping[int, Sequence[_Lines]], rounds: flo
                 apart = mine.numbers.sort().values - other.numbers.sort().values
                 if apart.abs().max() <= tolerance:
                     return f"{other.name}[rows in another order]", [other.name]
-    return None, ()
+    return None, []
 
 
 def _cover(lines: torch.Tensor, pool: Sequence[_Lines], tolerance: float, least: int) -> list[_Segment]:
@@ -726,44 +687,47 @@ class _Answer:
         self.evidence: list[str] = []
         if weights[0] and not weights[1]:
             self.evidence.append("Weights were not compared: B reads none that is a module's.")
-        found = _pair_weights(*weights) if weights[1] else {}
-        self.weights = {name: text for name, (text, _) in found.items()}
-        self.weights_of_b = {name: names for name, (_, names) in found.items()}
-        named = set(itertools.chain(*self.weights_of_b.values()))
+        self.weights = _pair_weights(*weights) if weights[1] else {}
+        named = set(itertools.chain(*(names for _, names in self.weights.values())))
         self.alone = [one.name for one in weights[1] if one.name not in named]
         self.wrong_ends: list[str] = []  # outputs, losses and gradients, as sentences
         self.lacking: list[int] = []  # the outputs of A without a counterpart
-        self.skipped: list[int] = []  # calls of A before the first difference that have no counterpart either
+        # Of the first difference: whether no call is nearer to either, the ops before it without a counterpart, and the
+        # sentences that follow it.
+        self.is_near, self.skipped, self.remarks = True, list[str](), list[str]()
+        self.jumps: dict[int, NearMiss] = {}  # by calls of A: where errors begin to exceed rounding
+        self.hidden: dict[int, NearMiss] = {}  # the same op on the same inputs, with another result
+        self._find_misses()
 
     def match(self) -> Match:
         self._compare_ends()
         first = self._first() if self.wrong_ends else None
-        near = self._near(first)
+        # The first difference, even one that the tolerance hides, and where errors begin to exceed rounding.
+        hidden = (
+            [one for i, one in self.hidden.items() if i < min(self.jumps, default=-1)] if first is None else [first]
+        )
+        near = [one for one in hidden[:1] if one.relative_l2 is not None]
+        near += [one for one in [*self.jumps.values()][:_REACH] if one != first]
         counted = [
-            [one.digest for i in side.own for one in side.run.values(i) if one.digest and not _is_constant(one)]
-            for side in self.sides
+            [one for i in side.own for one in side.run.values(i) if not _is_constant(one)] for side in self.sides
         ]
-        paired = sum(digest in self.one.paired for digest in counted[0])
+        paired = sum(one.digest in self.one.paired for one in counted[0])
         share = f"{paired:,} of {len(counted[0]):,} results of the reference have a counterpart."
         return Match(
             outputs_match=not self.wrong_ends,
             matched=paired / len(counted[0]) if counted[0] else 0.0,
-            first=first and self._near_miss(first),
+            first=first,
             modules=self._modules(),
-            weights=self.weights,
-            near=[*map(self._near_miss, near)],
+            weights={name: text for name, (text, _) in self.weights.items()},
+            near=near,
             tolerance=self.pairing.tolerance,
-            answer=self._sentence(first, near, share),
+            answer=f"{self._sentence(first, near)} {share}",
             evidence=[*reversed(self.wrong_ends), *self.evidence],  # the first outputs are inner ones in many programs
             compared=(len(counted[0]), len(counted[1])),
             reordered=sum(not pair.is_same_order for pair in self.one.pairs.values()),
             alone=self.alone,
             sides=self._sides(first),
         )
-
-    def _near_miss(self, miss: _Miss) -> NearMiss:
-        one, other = (None if i is None else side.call(i) for side, i in zip(self.sides, miss.calls, strict=True))
-        return NearMiss(one, other, miss.error, miss.text)
 
     # --- outputs, losses and gradients
 
@@ -776,21 +740,21 @@ class _Answer:
             lacking.append([end for end in left if not self._counterparts(number, end)])
         sizes, unknown = {one.values.count for one in lacking[1]}, list[str]()
         for one in lacking[0]:
-            name = self.one.name_of(one)
+            name = self.one.call(one.call).outputs[one.place].name
             if name.isdigit() or one.values.count in sizes:
                 self.lacking.append(one.call)
                 what = "output" if name.isdigit() else name
-                self.wrong_ends.append(f"The {what} of {self.one.place(one.call)} has no counterpart.")
-            else:
+                self.wrong_ends.append(f"The {what} of {_place(self.one.call(one.call))} has no counterpart.")
+            else:  # the name of an argument that the call has written
                 unknown.append(name)
         if unknown:
             what = f"{len(unknown):,} results of A ({', '.join(dict.fromkeys(unknown))})"
             self.evidence.append(f"Not compared: {what}, as B has none of their size.")
         # B may go on from what is A's last output.
-        known, last = {one.values.digest for one in self.other.outputs}, lacking[1][-1:]
+        known, last = {one.values.digest for one in self.other.outputs}, self.other.outputs[-1:]
         counterparts = self._counterparts(0, outputs[-1]) if outputs else set[str]()
-        if counterparts and known.isdisjoint(counterparts) and last and last[0] == self.other.outputs[-1]:
-            self.wrong_ends.append(f"The output of {self.other.place(last[0].call)} in B has no counterpart.")
+        if counterparts and known.isdisjoint(counterparts) and last and last[0] in lacking[1]:
+            self.wrong_ends.append(f"The output of {_place(self.other.call(last[0].call))} in B has no counterpart.")
         pairs = [self.one.pairs.get((one.call, one.place)) for one in outputs]
         errors = [pair.error for pair in pairs if pair is not None and pair.is_same_order]
         if errors:
@@ -803,7 +767,7 @@ class _Answer:
                 self._tell(f"Loss {place} of step {step}", relative_error(*losses), allowed)
             if len(mine.losses) != len(theirs.losses):
                 self.wrong_ends.append(f"Step {step} has {len(mine.losses)} losses in A, {len(theirs.losses)} in B.")
-            self._compare_gradients(step, mine.gradients, theirs.gradients, allowed)
+            self._compare_gradients(step, mine.gradients, theirs.gradients, 4 * allowed)
         if len(ends[0]) != len(ends[1]):
             self.evidence.append(f"A has {len(ends[0]):,} steps, B {len(ends[1]):,}: the first ones were compared.")
         if not self.one.outputs and not any(end.losses for end in ends[0]):
@@ -812,7 +776,7 @@ class _Answer:
     def _counterparts(self, number: int, end: _Result) -> set[str]:
         """The digests of what the other run has for an output, or for views of it; an input is no counterpart."""
         side = self.sides[number]
-        views = side.views[end.call] if side.name_of(end).isdigit() else ()
+        views = side.views[end.call] if side.call(end.call).outputs[end.place].name.isdigit() else ()
         pairs = [pair for k in views for pair in side.pairs_of(k)]
         pairs += [side.pairs[key] for key in [(end.call, end.place)] if key in side.pairs]
         return {pair.ends[1 - number].values.digest for pair in pairs if min(one.call for one in pair.ends) >= 0}
@@ -829,7 +793,7 @@ class _Answer:
         """Compares the gradients of weights that are whole in both."""
         least = _SMALL_GRADIENT * max((one.l2 or 0.0 for one in (*mine.values(), *theirs.values())), default=0.0)
         errors: list[tuple[float, str]] = []
-        for name, other in self.weights.items():
+        for name, (other, _) in self.weights.items():
             if name in mine and other is not None and other in theirs:
                 error = relative_error(mine[name], theirs[other])
                 size = max(mine[name].l2 or 0.0, theirs[other].l2 or 0.0)
@@ -837,23 +801,27 @@ class _Answer:
                     errors.append((error * min(1.0, size / least), name))
         if errors:
             error, name = max(errors)
-            self._tell(f"The gradient of {name} in step {step}, the worst of {len(errors):,},", error, 4 * allowed)
+            self._tell(f"The gradient of {name} in step {step}, the worst of {len(errors):,},", error, allowed)
 
     # --- where they part
 
-    def _first(self) -> _Miss | None:
+    def _miss(self, i: int | None, j: int | None, error: float | None, text: str) -> NearMiss:
+        one, other = (None if k is None else side.call(k) for side, k in zip(self.sides, (i, j), strict=True))
+        return NearMiss(one, other, error, text)
+
+    def _first(self) -> NearMiss | None:
         """Where A goes on without a counterpart, and the nearest that B computes there."""
-        wrong = [self.pairing.wrong(number, ("forward", "recompute")) for number in (0, 1)]
-        if not any(wrong) and self._jumps:
-            return self._jumps[0]
+        wrong = [side.wrong("forward", "recompute") for side in self.sides]
+        if not any(wrong) and self.jumps:
+            return next(iter(self.jumps.values()))
         if not any(wrong):
-            wrong = [self.pairing.wrong(number, ("backward",)) for number in (0, 1)]
+            wrong = [side.wrong("backward") for side in self.sides]
         if not any(wrong):
-            return _Miss((self.lacking[0], None), None, "has no counterpart") if self.lacking else None
+            return self._miss(self.lacking[0], None, None, "has no counterpart") if self.lacking else None
         first, partner = (found[0] if found else None for found in wrong)
-        if hidden := self._hidden(first):
-            return hidden
-        error = None if first is None or partner is None else self.pairing.error_between(first, partner)
+        for i, hidden in self.hidden.items():
+            if first is None or i < first:
+                return hidden
         known: list[tuple[float, float, int, int]] = []
         for (rank, i), (other_rank, j) in itertools.product(*(enumerate(calls[:_REACH]) for calls in wrong)):
             off = self.pairing.error_between(i, j)
@@ -861,20 +829,22 @@ class _Answer:
             if off is not None and off < (_MOST_OF_JOINED if is_joined else _MOST_OF_NEAR):
                 score = rank + other_rank + _CALLS_OF_A_DECADE * math.log10(max(off, _SMALLEST))
                 known.append((score, off, i, j))
-        known.sort(reverse=True)
-        ones, others = {pair[2]: pair for pair in known}, {pair[3]: pair for pair in known}  # the nearest of each call
-        nearest = [pair for pair in ones.values() if others[pair[3]] == pair]
-        found = [pair for pair in nearest if first == pair[2] or partner == pair[3]]
-        _, error, first, partner = min(found, default=(0.0, error, first, partner))
+        known.sort()
+        # Those of which no call is nearer to another.
+        nearest = [one for one in known if one == next(two for two in known if one[2] == two[2] or one[3] == two[3])]
+        found = [one for one in nearest if first == one[2] or partner == one[3]]
+        error = None if first is None or partner is None else self.pairing.error_between(first, partner)
+        _, error, first, partner = found[0] if found else (0.0, error, first, partner)
         calls = [[] if i is None else own[: own.index(i) + 1] for i, own in zip((first, partner), wrong, strict=True)]
-        self.skipped = calls[0][:-1]
-        text, more = self._inputs(calls[0], [] if found else calls[1])  # what is near has no other order
+        text = self._see_inputs(calls[0], [] if found else calls[1])  # what is near has no other order
         if first is not None and partner is not None and not found:
-            more = more or self._passed_by(first, partner)
-        return _Miss((first, partner), error, text, bool(found), more)
+            self._see_passed(first, partner)
+        self.is_near = bool(found)
+        self.skipped = [self.one.call(k).op.removeprefix("aten::") for k in calls[0][:-1]]
+        return self._miss(first, partner, error, text)
 
-    def _inputs(self, *calls: Sequence[int]) -> tuple[str, str]:
-        """Whether calls of A read what B has in the same order, and what B has in another, as a sentence."""
+    def _see_inputs(self, *calls: Sequence[int]) -> str:
+        """Says whether calls of A read what B has in the same order; remarks what B has in another."""
         one, other = self.sides
         mine, theirs = (side.read_from_others(known) for side, known in zip(self.sides, calls, strict=True))
         lacking = {key: i for key, i in mine.items() if not (key in other.run.contents or one.in_order(key))}
@@ -884,61 +854,46 @@ class _Answer:
             ends = one.classes.get(digest, [])[:1] + other.classes.get(known, [])[:1]
             is_told = len(ends) > 1 and min(i, j) >= 0 and ends[0].values.count >= _FEWEST and not is_view
             if is_told and any(self.pairing.wholes([ends[1:]], [ends[0].values])):
-                what = f"B the same numbers in another order, from {other.place(j)}"
-                return f"{_NO_COUNTERPART}, input reordered", f" A reads the result of {one.place(i)}, {what}."
+                what = f"B the same numbers in another order, from {_place(other.call(j))}"
+                self.remarks.append(f"A reads the result of {_place(one.call(i))}, {what}.")
+                return f"{_NO_COUNTERPART}, input reordered"
         pairs = {digest: [pair.is_same_order for pair in one.pairs_of(i)] for digest, i in lacking.items()}
         parts = [i for digest, i in lacking.items() if i >= 0 and digest not in one.paired and not all(pairs[digest])]
-        what = "but not the part and order of them that is read here"
-        more = f" B has the elements of {one.place(parts[0])}, {what}." if parts and not self.skipped else ""
-        return _NO_COUNTERPART + ", on right inputs" * all(map(any, pairs.values())), more
+        if parts and len(calls[0]) == 1:
+            what = "but not the part and order of them that is read here"
+            self.remarks.append(f"B has the elements of {_place(one.call(parts[0]))}, {what}.")
+        return _NO_COUNTERPART + ", on right inputs" * all(map(any, pairs.values()))
 
-    def _passed_by(self, i: int, j: int) -> str:
-        """That B's call reads what A's first reads, where in A the same op reads that call's result; "" if not so."""
+    def _see_passed(self, i: int, j: int) -> None:
+        """Remarks that B's call reads what A's first reads, where in A the same op reads that call's result."""
         one, other = self.sides
         ends = [{k for k, _ in other.in_order(digest)} & one.behind(i) for digest in other.read_from_others([j])]
         alike = [k for k in one.computing if i in one.behind(k) and one.call(k).op == other.call(j).op]
-        if not ends or not all(ends) or not alike:
-            return ""
-        read, reader, op = one.place(min(ends[0])), one.place(alike[0]), one.call(i).op.removeprefix("aten::")
-        return f" It reads the result of {read}, where {reader} reads that of {op}."
+        if ends and all(ends) and alike and not self.remarks:
+            read, reader, op = one.call(min(ends[0])), one.call(alike[0]), one.call(i).op.removeprefix("aten::")
+            self.remarks.append(f"It reads the result of {_place(read)}, where {_place(reader)} reads that of {op}.")
 
-    def _hidden(self, end: int | None) -> _Miss | None:
-        """The same op on the same inputs with another result, before a call; what reads it may hide the difference."""
+    def _find_misses(self) -> None:
+        """Finds where errors begin, and where one op has other results on the same inputs, which readers may hide."""
         one, other = self.sides
-        unpaired: dict[str, list[int]] = defaultdict(list)  # of B, by op
+        unpaired: dict[str, list[tuple[int, set[int]]]] = defaultdict(list)  # of B, with what they read, by op
         for j in other.computing:
             if not other.pairs_of(j):
-                unpaired[other.call(j).op].append(j)
-        for i in itertools.takewhile(lambda i: i != end, one.computing):
-            same_op = unpaired.get(one.call(i).op)
-            if same_op and i in one.depends and i not in one.moves and not one.pairs_of(i):
-                inputs = {pair.ends[1].call for writer in one.behind(i) for pair in one.pairs_of(writer)}
-                for j in same_op:
-                    is_alike = inputs.issuperset(other.behind(j) - other.moves)
-                    error = self.pairing.error_between(i, j) if is_alike else None
-                    if error is not None and self.pairing.tolerance < error < _MOST_OF_NEAR:
-                        return _Miss((i, j), error, "the same op on the same inputs, with another result", True)
-        return None
-
-    def _near(self, first: _Miss | None) -> list[_Miss]:
-        """The first difference, even one that the tolerance hides, and where errors begin to exceed rounding."""
-        if first is None and self._jumps:
-            first = self._hidden(self._jumps[0].calls[0])
-        found = [first] if first is not None and first.error is not None else []
-        return found + [one for one in self._jumps if one != first]
-
-    @cached_property
-    def _jumps(self) -> list[_Miss]:
-        """Pairs whose error is far above that of their inputs and above what rounding explains."""
-        found = []
-        for (i, _), pair in sorted(self.one.pairs.items()):
-            j = pair.ends[1].call
-            if j >= 0 and pair.is_same_order and i in self.one.writers and i not in self.one.moves:
-                inputs = [known.error for writer in self.one.behind(i) for known in self.one.pairs_of(writer)]
-                rounding = max(self.one.run.rounding(i), self.other.run.rounding(j))
-                if pair.error > max(_GROWS * max(inputs, default=0.0), rounding):
-                    found.append(_Miss((i, j), pair.error, _BEGIN_TO_EXCEED))
-        return found[:_REACH]
+                unpaired[other.call(j).op].append((j, other.behind(j) - other.moves))
+        for i in (i for i in one.computing if i in one.depends and i not in one.moves):
+            behind, pairs = one.behind(i), one.pairs_of(i)
+            inputs = [pair for writer in behind for pair in one.pairs_of(writer)]
+            largest = _GROWS * max((pair.error for pair in inputs), default=0.0)
+            for j, error in ((pair.ends[1].call, pair.error) for pair in pairs if pair.is_same_order):
+                if j >= 0 and error > max(largest, one.run.rounding(i), other.run.rounding(j)):
+                    self.jumps.setdefault(i, self._miss(i, j, error, _BEGIN_TO_EXCEED))
+            known = {pair.ends[1].call for pair in inputs}
+            for j, read in unpaired[one.call(i).op] if not pairs and (known or not behind) else ():
+                off = self.pairing.error_between(i, j) if known.issuperset(read) else None
+                if off is not None and self.pairing.tolerance < off < _MOST_OF_NEAR:
+                    self.hidden.setdefault(
+                        i, self._miss(i, j, off, "the same op on the same inputs, with another result")
+                    )
 
     # --- maps
 
@@ -949,7 +904,7 @@ class _Answer:
             i, j = (end.call for end in pair.ends)
             if j >= 0 and i not in self.one.moves and self.one.call(i).own:
                 ends.append((self.one.call(i).module, self.other.call(j).module))
-        for name, others in self.weights_of_b.items():
+        for name, (_, others) in self.weights.items():
             ends += [(name.rpartition(".")[0], other.rpartition(".")[0]) for other in others]
         sizes: Counter[str] = Counter()
         common: dict[str, Counter[str]] = defaultdict(Counter)
@@ -963,64 +918,56 @@ class _Answer:
             if path
         }
 
-    def _sentence(self, first: _Miss | None, near: Sequence[_Miss], share: str) -> str:
+    def _sentence(self, first: NearMiss | None, near: Sequence[NearMiss]) -> str:
         within = f"within {spell_number(self.pairing.tolerance)} (relative L2)"
         if first is not None:
-            return f"{self._until(first)}{self._described(first)}{first.more}{self._more(first)} {share}"
+            one, good = self.one, self.one.depends.difference(self.one.moves)
+            at = next((i for i in one.computing if one.call(i) is first.a), -1)
+            right = [i for i in one.computing if i < at and i in good and one.pairs_of(i)]
+            until = [f"{_COMPUTES} up to {_place(one.call(i))}." for i in right[-1:]]
+            steps = one.run.steps[at] if at >= 0 else 0
+            after = [f"This is after {steps:,} optimizer step{'s' * (steps > 1)}."] if steps else []
+            ops = ", ".join(dict.fromkeys(self.skipped))
+            before = [f"Before it, A calls {ops} without a counterpart."] if ops else []
+            return " ".join([*until, self._described(first), *self.remarks, *after, *before])
         if self.wrong_ends:
-            return f"The outputs differ: {self.wrong_ends[-1]} {share}"
+            return f"The outputs differ: {self.wrong_ends[-1]}"
         if near:
-            return f"All outputs match {within}, but not to rounding. {self._described(near[0])} {share}"
+            return f"All outputs match {within}, but not to rounding. {self._described(near[0])}"
         coarse = max(self.one.dtype, self.other.dtype, key=lambda dtype: torch.finfo(dtype).eps)
         hides = f" The rounding of {dtype_name(coarse)} may hide a difference that float32 shows."
         more = hides if coarse in LOWER_DTYPES else ""
-        return f"The port (B) computes what the reference (A) computes: all outputs match {within}.{more} {share}"
+        return f"{_COMPUTES}: all outputs match {within}.{more}"
 
-    def _until(self, first: _Miss) -> str:
-        """Up to where A and B compute the same: the last call with a counterpart before the first difference."""
-        side = self.one
-        before = itertools.takewhile(lambda i: i != first.calls[0], side.computing)
-        known = [i for i in before if i not in side.moves and i in side.depends and side.pairs_of(i)]
-        if first.calls[0] is None or not known:
-            return ""
-        return f"The port (B) computes what the reference (A) computes up to {side.place(known[-1])}. "
-
-    def _more(self, first: _Miss) -> str:
-        """Where the first difference is, and which calls before it have no counterpart."""
-        side, (i, _) = self.one, first.calls
-        if i is None:
-            return ""
-        step = side.run.steps[i]
-        text = f" This is after {step:,} optimizer step{'s' * (step > 1)}." if step else ""
-        ops = dict.fromkeys(side.call(k).op.removeprefix("aten::") for k in self.skipped)
-        return f"{text} Before it, A calls {', '.join(ops)} without a counterpart." if ops else text
-
-    def _described(self, first: _Miss) -> str:
-        one, other = (None if i is None else side.place(i) for side, i in zip(self.sides, first.calls, strict=True))
-        if one is None:
+    def _described(self, miss: NearMiss) -> str:
+        one, other = ("" if call is None else _place(call) for call in (miss.a, miss.b))
+        if not one:
             return f"{other} in B has no counterpart in A."
-        if first.text == _BEGIN_TO_EXCEED:
-            return f"In {one} (B: {other}), {first.text}: {spell_number(first.error)}."
-        if other is None:
+        if miss.text == _BEGIN_TO_EXCEED:
+            return f"In {one} (B: {other}), {miss.text}: {spell_number(miss.relative_l2)}."
+        if not other:
             return f"{one} has no counterpart."
-        what = "nearest" if first.is_near else "the first call of B without one"
-        off = "" if first.error is None else f", off by {spell_number(first.error)} (relative L2)"
+        what = "nearest" if self.is_near else "the first call of B without one"
+        off = "" if miss.relative_l2 is None else f", off by {spell_number(miss.relative_l2)} (relative L2)"
         return f"{one} has no counterpart; {what}: {other}{off}."
 
     # --- the page
 
-    def _sides(self, first: _Miss | None) -> Sides:
+    def _sides(self, first: NearMiss | None) -> Sides:
         """The calls of both programs that compute, around the first difference if there are many."""
         rows: list[list[tuple[str, str, str]]] = []
-        places: list[dict[int | None, int]] = []  # of calls in the rows
-        for side, i in zip(self.sides, first.calls if first is not None else (None, None), strict=True):
+        places: list[dict[int, int]] = []  # of calls in the rows
+        wrong: list[list[int]] = []
+        parting: list[int | None] = []
+        for side, call in zip(self.sides, (first and first.a, first and first.b), strict=True):
             own = [k for k in side.computing if side.run.steps[k] == side.run.steps[side.computing[0]]]
-            middle = own.index(i) if i in own else 0
-            start = max(0, min(middle - _MOST_SHOWN // 2, len(own) - _MOST_SHOWN))
-            shown = own[start : start + _MOST_SHOWN]
-            places.append({k: place for place, k in enumerate(shown)})
-            row = map(side.call, shown)
+            at = next((place for place, k in enumerate(own) if side.call(k) is call), None)
+            start = max(0, min((at or 0) - _MOST_SHOWN // 2, len(own) - _MOST_SHOWN))
+            places.append({k: place for place, k in enumerate(own[start : start + _MOST_SHOWN])})
+            parting.append(None if at is None else at - start)
+            row = map(side.call, places[-1])
             rows.append([(one.op.removeprefix("aten::"), module_name(one.module), short_line(one.line)) for one in row])
+            wrong.append([place for k, place in places[-1].items() if k not in side.right and k in side.depends])
         links: dict[tuple[int | None, int | None], str] = {}
         for pair in (*self.one.pairs.values(), *self.other.pairs.values()):
             ends = [
@@ -1028,12 +975,7 @@ class _Answer:
                 for side, end, known in zip(self.sides, pair.ends, places, strict=True)  # views are not shown
             ]
             links.setdefault((ends[0], ends[1]), "same" if pair.is_same_order else "reordered")
-        if first is not None:
-            links[places[0].get(first.calls[0]), places[1].get(first.calls[1])] = "wrong"
-        wrong = [
-            [place for i, place in known.items() if i not in right and i in side.depends]
-            for side, known, right in zip(self.sides, places, self.pairing.right, strict=True)
-        ]
+        links[parting[0], parting[1]] = "wrong"
         note = (
             "Calls of the first step in their order. A line joins results with equal values; dashed: equal but for the "
             "order of the elements; red: where the programs part. A call in red has no counterpart, nor has what is "
@@ -1041,3 +983,8 @@ class _Answer:
         )
         found = sorted((i, j, kind) for (i, j), kind in links.items() if i is not None and j is not None)
         return Sides("The two programs", ("A", "B"), (rows[0], rows[1]), found, (wrong[0], wrong[1]), note)
+
+
+def _place(call: Call) -> str:
+    """Where a call is, in a sentence."""
+    return where_of([call]).removeprefix("aten::")

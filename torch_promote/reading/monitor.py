@@ -37,10 +37,10 @@ import statistics
 import warnings
 import weakref
 import zlib
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -65,7 +65,6 @@ from torch_promote.report.block import block
 #: Set by `torch-promote run --monitor`: `to`, `every`, and whether a process is a child of the program, as JSON.
 VARIABLE = "TORCH_PROMOTE_MONITOR"
 Sums: TypeAlias = dict[str, dict[str, list[float]]]
-_Key = TypeVar("_Key")
 _log = logging.getLogger("torch_promote.monitor")
 
 #: The calls that a look has one by one, and the elements of a tensor in which its update is measured.
@@ -357,8 +356,7 @@ class _Look:
         self.expected: set[str] = set()  # the parameters of the optimizers that have stepped
         self._samples: dict[int, torch.Tensor] = {}  # of parameters before the step, by id
         self._optimizers: dict[int, int] = {}  # their numbers, by id
-        kinds = ("forward", "backward", "own", "casts", "gradients", "parameters", "scale")
-        self._sums: Sums = {kind: {} for kind in kinds}
+        self._sums: Sums = defaultdict(dict)
 
     def before(self, optimizer: torch.optim.Optimizer) -> None:
         """Called before a step of an optimizer."""
@@ -423,8 +421,8 @@ class _Look:
     def largest(self, module: str) -> Call | None:
         """The call of a module's own forward with the largest result."""
         report = self.tracer.report
-        calls = report.calls.where(module=module or None, phase="forward")
-        own = (call for call in calls if call.module == module and call.own and report.values_of(call))
+        calls = (call for call in report.calls if (call.module, call.phase, call.own) == (module, "forward", True))
+        own = (call for call in calls if report.values_of(call))
         return max(own, key=lambda call: max(one.amax or 0.0 for one in report.values_of(call)), default=None)
 
 
@@ -436,7 +434,7 @@ def _sample(tensor: torch.Tensor) -> torch.Tensor:
     return elements.view(-1)[:: -(-elements.numel() // _SAMPLED) | 1]
 
 
-def _add(sums: dict[_Key, list[float]], name: _Key, numbers: Sequence[float] | None) -> None:
+def _add(sums: dict[Any, list[float]], name: Any, numbers: Sequence[float] | None) -> None:
     if numbers is not None:
         known = sums.get(name) or [0.0] * len(numbers)
         sums[name] = [max(known[0], numbers[0]), *map(sum, zip(known[1:], numbers[1:], strict=True))]
@@ -504,9 +502,7 @@ class _Past:
         before = [one.name for one in report.sources if one.kind == "parameter" and not one.values.is_finite]
         if before:
             return "", f"{about}, and so was {before[0]} before this step. {_FIND_NAN}", None
-        return (
-            ("", f"{about}.", None) if first is None else (first.module, f"{about}, first in {_place(first)}.", first)
-        )
+        return (first.module, f"{about}, first in {_place(first)}.", first) if first else ("", f"{about}.", None)
 
     def _scale(self, scales: dict[str, list[float]], report: TraceReport) -> _Found | None:
         self._scales.extend(scale for (scale,) in scales.values())
