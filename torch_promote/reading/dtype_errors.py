@@ -16,6 +16,7 @@ from __future__ import annotations
 import ast
 import concurrent.futures.thread
 import contextlib
+import dis
 import functools
 import itertools
 import linecache
@@ -40,7 +41,7 @@ from torch.optim import Optimizer
 from torch_promote.errors import PolicyError, say
 from torch_promote.observe.call import AUTOCAST_OFF, BY_SETTER, COMPILED, Call, TensorInfo
 from torch_promote.observe.ops import facts_of, find_overload
-from torch_promote.observe.places import RunningModules, is_of_program, role, shown_line
+from torch_promote.observe.places import RunningModules, is_of_program, line_in_graph, role, shown_line
 from torch_promote.policy.named_policies import stock_policy
 from torch_promote.policy.op_names import find_overloads
 from torch_promote.policy.op_table import DEVICE_TYPES, CastPolicy
@@ -167,12 +168,12 @@ class Cure:
 
 
 def failure_of(error: BaseException | None, raised: Iterable[tuple[Call, Call]]) -> Failure | None:
-    """Returns what an error says that ends a block, if it is, or wraps, that of the last call that raised."""
-    last = next((call for call, _ in reversed(list(raised))), None)
+    """Returns what an error says that ends a block, if it is, or wraps, that of the last call, or is about dtypes."""
+    last, ended = next((call for call, _ in reversed(list(raised))), None), error
     while error is not None:
         steps = list(traceback.walk_tb(error.__traceback__))
         frames = [frame for frame, _ in steps]
-        lines = {f"{frame.f_code.co_filename}:{line}" for frame, line in steps}
+        lines = {_line(step) for step in steps}
         in_backward = any(frame.f_code.co_name == "_engine_run_backward" for frame in frames)
         found = last is not None and (
             (last.phase == "backward" and in_backward) or any(last.line and line.endswith(last.line) for line in lines)
@@ -186,7 +187,43 @@ def failure_of(error: BaseException | None, raised: Iterable[tuple[Call, Call]])
         if found or told:
             return Failure(text[:2000], _custom_function(frames), found, told, _called_at(steps))
         error = error.__cause__ or error.__context__
-    return None
+    told = _of_python(ended)
+    return Failure(f"{type(ended).__name__}: {ended}"[:2000], "", False, told) if told else None
+
+
+#: What is said of an error that no op raised.
+IN_PYTHON = "raised in Python at "
+_NAMES_DTYPES = re.compile(r"\btorch\.(b?float|complex|half|double)\d*")
+
+
+def _of_python(error: BaseException | None) -> str:
+    """Says where Python code raised an error whose text names floating dtypes; "" for any other."""
+    steps = [] if error is None else list(traceback.walk_tb(error.__traceback__))
+    is_about = bool(steps) and _NAMES_DTYPES.search(str(error)) and not _is_in_thread(frame for frame, _ in steps)
+    if error is None or not is_about or not _is_raise(_innermost(error)):
+        return ""
+    line = _line(steps[-1])
+    return f"The {type(error).__name__} was {IN_PYTHON}{short_line(line)}{_called_at(steps, line)}; no op raised it."
+
+
+def _innermost(error: BaseException, codes: Sequence[types.CodeType] = ()) -> types.TracebackType:
+    """The step of a traceback in one of some functions, or the last one."""
+    step = error.__traceback__
+    assert step is not None
+    while step.tb_next is not None and step.tb_frame.f_code not in codes:
+        step = step.tb_next
+    return step
+
+
+def _is_raise(step: types.TracebackType) -> bool:
+    """Whether a step of a traceback is at `raise` or `assert`, and not at a call."""
+    return dis.opname[step.tb_frame.f_code.co_code[step.tb_lasti]] == "RAISE_VARARGS"
+
+
+def _line(step: tuple[types.FrameType, int]) -> str:
+    """The line of a step of a traceback; in the graph of a compiled function, that for which it stands."""
+    frame, number = step
+    return line_in_graph(frame, number) or f"{frame.f_code.co_filename}:{number}"
 
 
 _IN_SCRIPT = " (in TorchScript"
@@ -247,12 +284,12 @@ def _never_acts(frames: Sequence[types.FrameType]) -> bool:
     return _is_in_step(frames) or (bool(regions) and not regions[-1]._enabled)
 
 
-def _called_at(steps: Sequence[tuple[types.FrameType, int]]) -> str:
-    """Where the program's own code calls the installed library whose line is the innermost one; or ""."""
+def _called_at(steps: Sequence[tuple[types.FrameType, int]], inner: str = "") -> str:
+    """Where the program's own code calls the code of a line, by default the innermost that is not PyTorch's; or ""."""
     python = os.path.dirname(threading.__file__)
     lines = [f"{frame.f_code.co_filename}:{number}" for frame, number in steps if is_of_program(frame)]
     own = [one for one in lines if "-packages" not in one and not one.startswith(python)]
-    return f", called at {short_line(own[-1])}" if own and "-packages" in lines[-1] else ""
+    return f", called at {short_line(own[-1])}" if own and own[-1] != (inner or lines[-1]) else ""
 
 
 def _in_half(frames: Sequence[types.FrameType]) -> str:
@@ -287,8 +324,8 @@ def describe_raised(raised: tuple[Call, Call]) -> str:
     inside = f" (in it, {first.name} of {_tensors(first.ran_with)})" if first is not call else ""
     autocast = spell_autocast(call.autocast) or "off"
     policy = f", policy {call.policy_name} by {call.reason}" if call.policy_name else ""
-    place = f"{call.phase}, module {module_name(call.module)}" + (f", {short_line(call.line)}" if call.line else "")
-    place += _in_compiled(call.line) if call.policy_source == COMPILED else ""
+    place = f"{call.phase}, module {module_name(call.module)}"
+    place += f", {_spell_line(call.line, call.policy_source == COMPILED)}" if call.line else ""
     return f"{call.name} of {_tensors(call.inputs)}{inside}: {place}, autocast {autocast}{policy}"
 
 
@@ -308,10 +345,12 @@ def spell_autocast(autocast: Iterable[tuple[str, torch.dtype]]) -> str:
     return ", ".join(f"{device} {dtype_name(dtype)}" for device, dtype in autocast)
 
 
-def _in_compiled(line: str) -> str:
+def _spell_line(line: str, is_compiled: bool) -> str:
     path, _, number = line.rpartition(":")
-    named = re.search(r"\bdef (\w+)", linecache.getline(path, int(number or 0)))  # the first line stands for all
-    return f", in the compiled function {named[1]}" if named else ", in a compiled function"
+    named = re.search(r"\bdef (\w+)", linecache.getline(path, int(number or 0))) if is_compiled else None
+    if named:  # the first line stands for all
+        return f"line unknown, in the compiled function {named[1]} (from {short_line(line)})"
+    return f"{short_line(line)}{', in a compiled function' * is_compiled}"
 
 
 def differs_in_recomputation(failure: Failure, calls: Iterable[Call]) -> str:
@@ -701,33 +740,38 @@ def _value(value: Any, kind: str) -> Any:
 
 def say_at_exit() -> None:
     """At the end of a program that an error has ended: says what raised, and what cures it, if that is known."""
-    error = getattr(sys, "last_value", None)
-    while error is not None:
-        with contextlib.suppress(Exception):  # a tool never breaks the program that it watches
+    error = ended = getattr(sys, "last_value", None)
+    text = ""
+    with contextlib.suppress(Exception):  # a tool never breaks the program that it watches
+        while error is not None and not text:
             text = _of_error(error)
-            if text:
-                say(f"torch-promote: {text}")
-                return
-        error = error.__cause__ or error.__context__
+            error = error.__cause__ or error.__context__
+        if not text and (text := _of_python(ended)):
+            text += " `torch-promote trace` names the last calls before it that changed a dtype."
+    if text:
+        say(f"torch-promote: {text}")
 
 
 def _of_error(error: BaseException) -> str:
     steps = list(traceback.walk_tb(error.__traceback__))
     if not steps:
         return ""
-    steps = steps[: -1 if steps[-1][0].f_code in _CALLS_OF_OPS else None] or steps
+    last = _innermost(error, _CALLS_OF_OPS)  # that of a custom op, whose kernel may be in Python
+    at = next(at for at, (frame, _) in enumerate(steps) if frame is last.tb_frame)
+    steps = steps[: at if last.tb_frame.f_code in _CALLS_OF_OPS else None] or steps
     text = f"{type(error).__name__}: {error}"
     frames = [one for one, _ in steps]
     idle = _never_acts(frames)
     if told := cure_of_compiled(text, idle):
         return told
     own = _of_program(frames)
-    (frame, number), below = steps[own], frames[own + 1 :] if own >= 0 else []
+    frame, below = frames[own], frames[own + 1 :] if own >= 0 else []
     compiled = any(role(one.f_code).is_compiled for one in below)
     in_backward = any(one.f_code.co_name == "_engine_run_backward" for one in frames)
-    line = shown_line(f"{frame.f_code.co_filename}:{number}")
+    in_graph = next(filter(None, (line_in_graph(*one) for one in reversed(steps[own + 1 :]))), "")
+    line = shown_line(in_graph or _line(steps[own]))
     path = RunningModules().path_at(frame if compiled else steps[-1][0])
-    where = f"{short_line(line)}{_in_compiled(line) if compiled else ''}{_called_at(steps)}, module {module_name(path)}"
+    where = f"{_spell_line(line, compiled)}{_called_at(steps)}, module {module_name(path)}"
     in_thread, handed_on = _is_in_thread(frames), _HANDED_ON.search(text)
     known = f"{cure_by_text(text)}{_in_half(frames)}"
     if re.search(_OF_CHECKPOINT, text) and not in_thread:
@@ -741,10 +785,7 @@ def _of_error(error: BaseException) -> str:
     function = _custom_function(frames)
     if in_backward and not compiled and not function.startswith(_DECORATED):
         return f"{where}, backward: {_of_a_backward((), function) or ask or _IN_THREAD}"
-    last = error.__traceback__
-    while last is not None and last.tb_next is not None:
-        last = last.tb_next
-    call = None if last is None else _written_call(last, path, short_line(line))
+    call = None if _is_raise(last) else _written_call(last, path, short_line(line))
     if call is None:  # such as an error that a program raises itself
         return ""
     shown_dtypes = {one.dtype for one in call.inputs if _is_float(one.dtype)}
@@ -752,7 +793,7 @@ def _of_error(error: BaseException) -> str:
         # Such as weights that functional_call has put back, or the tangents of a forward-mode derivative.
         return f"{call.op}, at {where}. The tensors that the traceback shows have one dtype. {ask}".rstrip()
     shown = f"{call.op} of {_tensors(call.inputs)}" if call.inputs else call.op
-    code = _OF_COMPILED if compiled else _CALLING if below else _AT_LINE
+    code = _OF_COMPILED if compiled else _CALLING if below and not line_in_graph(*steps[-1]) else _AT_LINE
     if code is _CALLING:  # whose names these are
         where = f"{short_line(f'{frames[-1].f_code.co_filename}:{steps[-1][1]}')}, called at {where}"
     advice = _of_a_step(call.inputs) if _is_in_step(below) else f"{_advice(call, text, code, in_thread, idle)}{ask}"
