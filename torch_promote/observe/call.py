@@ -15,6 +15,10 @@ from torch_promote.report.codec import decode_fields, decode_record, encode
 
 #: The start of `Call.policy_source` if a region or a module has switched autocast off.
 AUTOCAST_OFF = "autocast off by "
+#: The same where the regions are for other device types than the tensors': NO_REGION, "cpu: region at ...".
+NO_REGION = "no region for "
+#: The start of `Call.policy_source` of a call that promotes inputs of several dtypes.
+PROMOTION_RULE = "promotion rule "
 #: `Call.policy_source` of the calls that code of AOTAutograd and Inductor makes.
 COMPILED = "compiled code"
 #: The names of regions that a backward opens: code of the program in it, or custom_bwd.
@@ -91,6 +95,8 @@ class TensorInfo:
         shape: Its shape; empty for a nested tensor, which has none.
         device: Its device, such as "cpu" or "cuda:0".
         strides: Its strides; None if it is contiguous or sparse, and () if it is nested.
+        owner: Of a call that raised, or that promotes its operands: "buffer blur.kernel", "parameter norm.weight", "a
+            view of buffer rope.cos"; "" for other tensors.
     """
 
     name: str
@@ -98,10 +104,16 @@ class TensorInfo:
     shape: tuple[int, ...]
     device: str
     strides: tuple[int, ...] | None = None
+    owner: str = ""
 
     def __str__(self) -> str:
         text = f"{self.name}: {self.dtype_and_shape}" + (f" strides {self.strides}" if self.strides else "")
         return text if self.device == "cpu" else f"{text} on {self.device}"
+
+    @property
+    def label(self) -> str:
+        """The name, and the owner if that is known: "weight (buffer blur.kernel)"."""
+        return f"{self.name} ({self.owner})" if self.owner else self.name
 
     @property
     def dtype_and_shape(self) -> str:

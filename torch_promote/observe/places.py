@@ -34,6 +34,7 @@ from torch.utils import checkpoint
 
 from torch_promote.errors import OptionError, shown
 from torch_promote.observe.call import Phase
+from torch_promote.observe.ops import base_of
 from torch_promote.reference.strides import contiguous_strides
 
 _PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
@@ -163,6 +164,8 @@ class RunningModules:
         self._roots = Counter[str]()  # of other models with parameters, by their class
         self._was_called = False
         self._owners: dict[int, tuple[weakref.ref[Any], str | None]] = {}
+        self._named: dict[int, tuple[weakref.ref[torch.Tensor], str]] = {}  # parameters and buffers, by their ids
+        self._named_at = 0  # the number of modules then
         if model is not None:
             self._name(model, "")
 
@@ -204,6 +207,22 @@ class RunningModules:
         found = {} if model is None else {module: path for path, module in model.named_modules()}
         others = ((module, names[0]) for module, names in list(self._names.items()) if module not in self._others)
         return iter((dict(others) | found).items())
+
+    def owner_of(self, tensor: torch.Tensor) -> str:
+        """The name of a parameter or buffer of these modules: "buffer blur.kernel", "a view of buffer rope.cos"; or ""."""
+        if self._named_at != self.known:  # another model has run
+            self._named_at = self.known
+            self._named = {
+                id(one): (weakref.ref(one), f"{kind} {path}{'.' * bool(path)}{name}".replace("_orig_mod.", ""))
+                for module, path in self.named()
+                for kind, members in (("parameter", module._parameters), ("buffer", module._buffers))
+                for name, one in members.items()
+                if one is not None
+            }
+        base = base_of(tensor)
+        reference, name = self._named.get(id(base), (None, ""))
+        is_known = reference is not None and reference() is base
+        return f"{'a view of ' * (base is not tensor)}{name}" if is_known else ""
 
     @property
     def known(self) -> int:

@@ -26,7 +26,15 @@ from torch import nn
 from torch_promote import _C
 from torch_promote.extension import RegionSpec, policies_beyond_stock
 from torch_promote.loader import AUTOCAST_KEY
-from torch_promote.observe.call import AUTOCAST_OFF, BY_BACKWARD, BY_CUSTOM_BWD, BY_SETTER, TensorInfo, is_by_backward
+from torch_promote.observe.call import (
+    AUTOCAST_OFF,
+    BY_BACKWARD,
+    BY_CUSTOM_BWD,
+    BY_SETTER,
+    NO_REGION,
+    TensorInfo,
+    is_by_backward,
+)
 from torch_promote.observe.ops import has_row
 from torch_promote.observe.places import RunningModules, frames, innermost_line, is_ours, place, shown_line
 from torch_promote.policy.named_policies import RECOGNIZED
@@ -267,7 +275,8 @@ class PolicySources:
                     if enabled is not None:
                         return f"{AUTOCAST_OFF}{_NESTED if enabled else region.text}"
                 if regions and regions[-1].devices:
-                    return f"no region for {device_type}: {regions[-1].text} is for {', '.join(regions[-1].devices)}"
+                    others = ", ".join(map(_shown_device, regions[-1].devices))
+                    return f"{NO_REGION}{device_type}: {regions[-1].text} is for {others}"
         return ""
 
     @staticmethod
@@ -338,6 +347,11 @@ def _source(regions: tuple[_OpenRegion, ...], name: str, device_type: str) -> st
     if default is not None and any(change[:2] == wanted for change in default.changes):
         return source_of_default_policy()
     return _REGISTERED if wanted in registered_policies() else STOCK
+
+
+def _shown_device(device_type: str) -> str:
+    is_available = getattr(getattr(torch, device_type, None), "is_available", lambda: True)
+    return device_type if is_available() else f"{device_type}, which is not available here"
 
 
 def _devices_of(owner: object) -> dict[str, bool]:

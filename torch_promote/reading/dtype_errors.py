@@ -39,7 +39,7 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from torch_promote.errors import PolicyError, say
-from torch_promote.observe.call import AUTOCAST_OFF, BY_SETTER, COMPILED, Call, TensorInfo
+from torch_promote.observe.call import AUTOCAST_OFF, BY_SETTER, COMPILED, NO_REGION, Call, TensorInfo
 from torch_promote.observe.ops import facts_of, find_overload
 from torch_promote.observe.places import RunningModules, is_of_program, line_in_graph, role, shown_line
 from torch_promote.policy.named_policies import stock_policy
@@ -49,7 +49,7 @@ from torch_promote.policy.overrides import selects
 from torch_promote.recording.recording import Failure
 from torch_promote.reference.dtypes import LOWER_DTYPES, dtype_name
 from torch_promote.regions.autocast import my_autocast
-from torch_promote.regions.defaults import DEFAULT_POLICY
+from torch_promote.regions.defaults import DEFAULT_POLICY, registered_policies
 from torch_promote.regions.installation import installed
 from torch_promote.report.base import module_name, short_line, some_of
 
@@ -130,6 +130,9 @@ _BY_TEXT = {
     r"_amp_foreach_non_finite_check_and_unscale": (
         "GradScaler does not take gradients in bfloat16, which need no scale: GradScaler(enabled=False), or keep the "
         "weights in float32."
+    ),
+    r"Expected `device_type` of type `str`": (
+        'torch.autocast takes the type of a device, such as "cuda": torch.autocast(device.type).'
     ),
     r"RNN input dtype .* does not match weight dtype": (
         "Autocast is off there, and the input has another dtype than the weights. Pass input.to(weight.dtype), or run "
@@ -335,7 +338,7 @@ def short_source(text: str) -> str:
     if found is None:
         return text
     before, by_install, region, by, line = found.groups("")
-    if by_install and before.startswith((AUTOCAST_OFF, "no region")):
+    if by_install and before.startswith((AUTOCAST_OFF, NO_REGION)):
         by_install, region, by = ("", "", "custom_bwd") if "custom_bwd" in by else ("", "torch.autocast", by)
     return f"{before}{by_install}{region}{by} at {short_line(line)}"
 
@@ -383,7 +386,7 @@ def differs_in_recomputation(failure: Failure, calls: Iterable[Call]) -> str:
 
 
 def _tensors(infos: Sequence[TensorInfo]) -> str:
-    return some_of((f"{one.name} {one.dtype_and_shape}" for one in infos), 6)
+    return some_of((f"{one.label if _is_float(one.dtype) else one.name} {one.dtype_and_shape}" for one in infos), 6)
 
 
 def cure_by_text(text: str) -> str:
@@ -401,7 +404,12 @@ def cure_of(raised: tuple[Call, Call], failure: Failure | None, calls: Iterable[
     )
     if failure is not None and re.search(_NOT_SAVED, failure.text):
         return Cure(f"{cure_by_text(failure.text)}{_reused_in_forward(call, calls)}", {})
-    cure = _cure(raised, failure, next((one for one in forwards if one.op.partition("::")[2] in first.op), None))
+    forward = next((one for one in forwards if one.op.partition("::")[2] in first.op), None)
+    makers = _makers(call, list(calls))
+    computed = frozenset(name for name, made in makers.items() if made and not facts_of(made[0].name).is_cast)
+    cure = _cure(raised, failure, forward, computed)
+    if computed and _TRIED not in cure.text.partition(" Or ")[0]:
+        cure = _cure(raised, failure, forward, frozenset())
     if not cure.text or cure.overrides or len({one.dtype for one in _floats(call.inputs)}) < 2:
         return cure
     return replace(cure, text=f"{cure.text}{made_by(call, list(calls))}")
@@ -416,23 +424,31 @@ def _reused_in_forward(call: Call, calls: Iterable[Call]) -> str:
 
 def made_by(call: Call, calls: Sequence[Call]) -> str:
     """Returns which calls of the program before a call returned tensors like its own, the last first; "" for none."""
-    before = [one for one in calls[: calls.index(call)] if one.own and one.outputs] if call in calls else []
     found = []
+    for name, calls_of in _makers(call, calls).items():
+        made = dict.fromkeys(f"{one.name} ({one.dtypes}) at {short_line(one.line)}" for one in calls_of)
+        found += [f"{name}: {', '.join(made)}"] if 0 < len(made) < 4 else []  # more of them tell nothing
+    return f" The calls before it that returned such tensors, the last first: {'; '.join(found)}." if found else ""
+
+
+def _makers(call: Call, calls: Sequence[Call]) -> dict[str, list[Call]]:
+    """The calls before a call that returned tensors like its own, the last first, by the names of these."""
+    before = [one for one in calls[: calls.index(call)] if one.own and one.outputs] if call in calls else []
+    found = dict[str, list[Call]]()
     for info in _floats(call.inputs):
-        wanted, made = {(info.dtype, info.shape)}, dict[str, None]()
-        for one in reversed(before if not re.search("weight|bias|params", info.name) else ()):
+        wanted, made = {(info.dtype, info.shape)}, found.setdefault(info.name, [])
+        for one in reversed(before if not (info.owner or re.search("weight|bias|params", info.name)) else ()):
             if not wanted.isdisjoint((out.dtype, out.shape) for out in one.outputs):
                 if one.inputs and (facts_of(one.name).is_view or facts_of(one.name).is_detach):
                     wanted.add((one.inputs[0].dtype, one.inputs[0].shape))
                 else:
-                    made[f"{one.name} ({one.dtypes}) at {short_line(one.line)}"] = None
-        found += [f"{info.name}: {', '.join(made)}"] if 0 < len(made) < 4 else []  # more of them tell nothing
-    return f" The calls before it that returned such tensors, the last first: {'; '.join(found)}." if found else ""
+                    made.append(one)
+    return found
 
 
 @functools.lru_cache(maxsize=64)
-def _cure(raised: tuple[Call, Call], failure: Failure | None, forward: Call | None) -> Cure:
-    """The same; `forward` is the call that the backward is of."""
+def _cure(raised: tuple[Call, Call], failure: Failure | None, forward: Call | None, computed: frozenset[str]) -> Cure:
+    """The same; `forward` is the call that the backward is of, `computed` the arguments that calls before it made."""
     (call, first), text = raised, "" if failure is None else failure.text
     known = cure_by_text(text)
     if known:
@@ -446,16 +462,12 @@ def _cure(raised: tuple[Call, Call], failure: Failure | None, forward: Call | No
     if call.phase == "optimizer" and (failure is None or failure.told):  # a traceback tells whether PyTorch made it
         return Cure("" if failure is None else failure.told, {})
     if len(floats) > 1 and call.autocast and not (call.op.startswith("aten::") or call.policy_name):
-        got = " and ".join(sorted(map(dtype_name, floats)))
-        return Cure(
-            f"Autocast has no policy for {call.name}, which got {got}. If it takes one dtype, give it a policy where "
-            f'it is defined: tp.register_policy("{call.name}", "promote"), or "lower" or "fp32" (not tried).',
-            {},
-        )
+        return Cure(f"Autocast has no policy for it. {_of_library(call.name, floats)}", {})
     devices = {one.device.partition(":")[0] for one in call.inputs}
     on = [dtype for device, dtype in call.autocast if device in devices]
     if not on or call.policy_source in (COMPILED, BY_SETTER):
-        return _with_autocast_off(replace(call, policy_source=call.policy_source or first.policy_source), text)
+        source = call.policy_source or first.policy_source
+        return _with_autocast_off(replace(call, policy_source=source), text, computed)
     again = _outcome(call, _in_force(call))
     repeats = bool(again) and (not text or _alike(str(again), text))
     for key, policy in _candidates(raised, text) if repeats or not _keeps(floats) else ():
@@ -468,7 +480,7 @@ def _cure(raised: tuple[Call, Call], failure: Failure | None, forward: Call | No
     if torch.float64 in floats and len(floats) > 1:
         doubles = ", ".join(one.name for one in call.inputs if one.dtype is torch.float64)
         return Cure(f"Autocast casts no float64. Make {doubles} float32 in the code, with .float() {_NOT_TRIED}.", {})
-    by_hand, cast = _by_hand(call)
+    by_hand, cast = _by_hand(call, computed=computed)
     if repeats and _outcome(replace(call, inputs=cast), _in_force(call)) != "":
         return Cure("No cast policy cures it." if is_about_dtypes(text) else "", {})
     if not repeats and not is_about_dtypes(text):
@@ -480,6 +492,14 @@ def _cure(raised: tuple[Call, Call], failure: Failure | None, forward: Call | No
             f' Or run the module in float32: tp.set_module_policy(model, {{"{call.module}": "fp32"}}) {_NOT_TRIED}.'
         )
     return Cure(f"No cast policy cures it. {by_hand}{module}".rstrip(), {})
+
+
+def _of_library(name: str, floats: Iterable[torch.dtype]) -> str:
+    got = " and ".join(sorted(map(dtype_name, floats)))
+    return (
+        f"{name} got {got}. If it takes one dtype, give it a policy where it is defined: "
+        f'tp.register_policy("{name}", "promote"), or "lower" or "fp32" {_NOT_TRIED}.'
+    )
 
 
 def _alike(mine: str, theirs: str) -> bool:
@@ -528,11 +548,11 @@ def _of_a_step(infos: Iterable[TensorInfo]) -> str:
     )
 
 
-def _with_autocast_off(call: Call, text: str) -> Cure:
+def _with_autocast_off(call: Call, text: str, computed: frozenset[str]) -> Cure:
     if not _outcome(call, {}) and not is_about_dtypes(text):
         return Cure("", {})
     compiled = call.policy_source == COMPILED
-    by_hand, cast = _by_hand(call, _OF_COMPILED if compiled else _AT_LINE)
+    by_hand, cast = _by_hand(call, _OF_COMPILED if compiled else _AT_LINE, computed)
     again = _outcome(call, {})
     if again and _alike(again, text or again):
         outcome = _outcome(replace(call, inputs=cast), {})
@@ -541,7 +561,7 @@ def _with_autocast_off(call: Call, text: str) -> Cure:
     by_hand *= _IN_SCRIPT not in text  # whose ops have no line
     source = short_source(call.policy_source)
     by = f", by {source.removeprefix(AUTOCAST_OFF)}" * source.startswith(AUTOCAST_OFF)
-    by = f" ({source})" if source.startswith("no region") else by
+    by = f" ({source})" if source.startswith(NO_REGION) else by
     off = _IN_GRAPH if compiled else f"Autocast is off there{by}, so no override acts. "
     device = next((one.device.partition(":")[0] for one in call.inputs), "cpu")
     if call.policy_source == BY_SETTER:
@@ -562,13 +582,17 @@ def _with_autocast_off(call: Call, text: str) -> Cure:
 
 
 _NOT_TRIED, _TRIED = "(not tried)", "(tried for the call alone)"
-#: In which code to cast, if the program's line makes the call, calls a function of PyTorch's, or calls a graph.
+#: Where to cast, if the program's line makes the call, calls a function of PyTorch's, or calls a graph.
 _AT_LINE, _CALLING, _OF_COMPILED = ", at that line", " that calls it", " of that function"
+_INSIDE = ""  # code of PyTorch's calls that function, too: no tensor of the program stands there
+_MODULE_CALLS = nn.Module._wrapped_call_impl.__code__, nn.Module._call_impl.__code__
 _IN_GRAPH = "An override acts only where the function is compiled. "
 _UNCOMPILED = "With TORCH_COMPILE_DISABLE=1, `torch-promote trace` names the call and its line, and tries what it can."
 
 
-def _by_hand(call: Call, place: str = _AT_LINE) -> tuple[str, tuple[TensorInfo, ...]]:
+def _by_hand(
+    call: Call, place: str = _AT_LINE, computed: frozenset[str] = frozenset()
+) -> tuple[str, tuple[TensorInfo, ...]]:
     """Returns what to write in the code, not tried, and the tensors then; "" and the same ones if there is nothing."""
     infos = _floats(call.inputs)
     dtypes = list(dict.fromkeys(one.dtype for one in infos))
@@ -584,20 +608,24 @@ def _by_hand(call: Call, place: str = _AT_LINE) -> tuple[str, tuple[TensorInfo, 
         (most, count), (_, rest) = Counter(one.dtype for one in infos).most_common(2)
         target = most if count > rest and not most.is_complex else wide  # such as a mask, or a state
         target = kept[0] if kept and not wide.is_complex else target
+        free = [one for one in infos if not one.owner]
+        made = {one.dtype for one in free}
+        if len(made) == 1 and made <= {*LOWER_DTYPES} and computed.issuperset(one.name for one in free):
+            (target,) = made  # of activations, which a buffer of float32 meets
     cast = tuple(replace(one, dtype=target) if one in infos else one for one in call.inputs)
     hidden = "out" * (place == _OF_COMPILED)  # a tensor of the graph
-    changed = ", ".join(one.name for one in infos if one.dtype is not target and one.name != hidden)
+    changed = ", ".join(one.label for one in infos if one.dtype is not target and one.name != hidden)
     back = f", and its result back with .to({dtypes[0]}), if the next op needs it" if len(dtypes) == 1 else ""
     if back and _MAKES_COMPLEX.search(call.op):
         back = (
             ", and what its complex64 result meets with .to(torch.complex64). Cast the real tensor that comes of these "
             f"back with .to({dtypes[0]}), if the next op needs it"
         )
-    others = [one.name for one in infos if one.dtype is target]
-    writes = call.op.endswith("_") or any(name.endswith("out") for name in others)
+    others = [one for one in infos if one.dtype is target]
+    writes = call.op.endswith("_") or any(one.name.endswith("out") for one in others)
     if len(dtypes) == 2 and len(others) < 3 and not (writes or target.is_complex or torch.float64 in dtypes):
         (other,) = {*dtypes} - {target}
-        back = f". Or cast {', '.join(others)} with .to({other}), if the ops after it need that"
+        back = f". Or cast {', '.join(one.label for one in others)} with .to({other}), if the ops after it need that"
     return f"In the code{place}: cast {changed} with .to({target}) {_NOT_TRIED}{back}.", cast
 
 
@@ -770,7 +798,8 @@ def _of_error(error: BaseException) -> str:
     in_backward = any(one.f_code.co_name == "_engine_run_backward" for one in frames)
     in_graph = next(filter(None, (line_in_graph(*one) for one in reversed(steps[own + 1 :]))), "")
     line = shown_line(in_graph or _line(steps[own]))
-    path = RunningModules().path_at(frame if compiled else steps[-1][0])
+    modules = RunningModules()
+    path = modules.path_at(frame if compiled else steps[-1][0])
     where = f"{_spell_line(line, compiled)}{_called_at(steps)}, module {module_name(path)}"
     in_thread, handed_on = _is_in_thread(frames), _HANDED_ON.search(text)
     known = f"{cure_by_text(text)}{_in_half(frames)}"
@@ -785,7 +814,7 @@ def _of_error(error: BaseException) -> str:
     function = _custom_function(frames)
     if in_backward and not compiled and not function.startswith(_DECORATED):
         return f"{where}, backward: {_of_a_backward((), function) or ask or _IN_THREAD}"
-    call = None if _is_raise(last) else _written_call(last, path, short_line(line))
+    call = None if _is_raise(last) else _written_call(last, modules, path, short_line(line))
     if call is None:  # such as an error that a program raises itself
         return ""
     shown_dtypes = {one.dtype for one in call.inputs if _is_float(one.dtype)}
@@ -794,7 +823,9 @@ def _of_error(error: BaseException) -> str:
         return f"{call.op}, at {where}. The tensors that the traceback shows have one dtype. {ask}".rstrip()
     shown = f"{call.op} of {_tensors(call.inputs)}" if call.inputs else call.op
     code = _OF_COMPILED if compiled else _CALLING if below and not line_in_graph(*steps[-1]) else _AT_LINE
-    if code is _CALLING:  # whose names these are
+    if code is _CALLING and any(not is_of_program(one) and one.f_code not in _MODULE_CALLS for one in below[:-1]):
+        code = _INSIDE
+    if code in (_CALLING, _INSIDE):  # whose names these are
         where = f"{short_line(f'{frames[-1].f_code.co_filename}:{steps[-1][1]}')}, called at {where}"
     advice = _of_a_step(call.inputs) if _is_in_step(below) else f"{_advice(call, text, code, in_thread, idle)}{ask}"
     return f"{shown}, at {where}. {advice}".rstrip()
@@ -803,7 +834,7 @@ def _of_error(error: BaseException) -> str:
 def _advice(call: Call, text: str, place: str = _AT_LINE, in_thread: bool = False, idle: bool = False) -> str:
     """What cures the error of a call of which a traceback alone is known."""
     by_hand, dtypes = _by_hand(call, place)[0], {one.dtype for one in call.inputs if _is_float(one.dtype)}
-    if len(dtypes) < 2 and not _NEEDS_FLOAT32.search(text):  # the traceback does not show the other tensor
+    if (len(dtypes) < 2 and not _NEEDS_FLOAT32.search(text)) or not place:  # or does not show the other tensor
         by_hand = ""
     by_hand += " " * bool(by_hand)
     if in_thread or place == _OF_COMPILED:
@@ -814,6 +845,8 @@ def _advice(call: Call, text: str, place: str = _AT_LINE, in_thread: bool = Fals
     stock = stock_policy(call.name, device) if device in DEVICE_TYPES else None
     if _keeps(one.dtype for one in call.inputs if _is_float(one.dtype)) or not key or idle:
         return by_hand
+    if len(dtypes) > 1 and not call.op.startswith("aten::") and (call.name, device) not in registered_policies():
+        return f"{_of_library(call.name, dtypes)} {by_hand}"
     lower = stock is CastPolicy.lower_precision_fp and _NEEDS_FLOAT32.search(text)
     if stock not in (None, CastPolicy.fallthrough, CastPolicy.banned) and not lower:
         return f"Autocast casts for this op, so it is off at that line, and no override acts. {by_hand}"
@@ -845,14 +878,14 @@ def is_about_dtypes(text: str) -> bool:
     return bool(_ABOUT_DTYPES.search(text) or _NEEDS_FLOAT32.search(text))
 
 
-def _written_call(step: types.TracebackType, module: str, line: str) -> Call | None:
+def _written_call(step: types.TracebackType, modules: RunningModules, module: str, line: str) -> Call | None:
     """The call that a line of a traceback made, with the tensors whose names stand in it; None if it is no op's."""
     frame = step.tb_frame
     if frame.f_code in _CALLS_OF_OPS:  # such as that of a graph
         op, args, named = (frame.f_locals[name] for name in ("self", "args", "kwargs"))
         op = op if isinstance(op, torch._ops.OpOverload) else getattr(op, op.overloads()[0])
         given = zip((one.name for one in op._schema.arguments), args, strict=False)
-        return _call(op.name(), _infos([*given, *named.items()]), module, line)
+        return _call(op.name(), _infos([*given, *named.items()], modules), module, line)
     positions = list(frame.f_code.co_positions())[step.tb_lasti // 2]
     first, last, begin, end = positions
     if first is None or last is None or begin is None or end is None:
@@ -868,7 +901,7 @@ def _written_call(step: types.TracebackType, module: str, line: str) -> Call | N
         node = ast.parse(f"({written})", mode="eval").body
     except SyntaxError:  # x += y
         node = ast.parse(written.strip()).body[0]
-    op, operands = _Names(frame, first).read(node)
+    op, operands = _Names(frame, first, modules).read(node)
     if not op:
         return None
     to_out = isinstance(node, ast.Call) and any(keyword.arg == "out" for keyword in node.keywords)
@@ -876,7 +909,7 @@ def _written_call(step: types.TracebackType, module: str, line: str) -> Call | N
     return _call(overloads[0], operands, module, line)
 
 
-def _infos(named: Iterable[tuple[str, Any]]) -> tuple[TensorInfo, ...]:
+def _infos(named: Iterable[tuple[str, Any]], modules: RunningModules) -> tuple[TensorInfo, ...]:
     """The tensors among named values, and in their lists."""
     lists = ((name, value if isinstance(value, list | tuple) else None, value) for name, value in named)
     found = [
@@ -885,7 +918,10 @@ def _infos(named: Iterable[tuple[str, Any]]) -> tuple[TensorInfo, ...]:
         for place, tensor in enumerate([value] if values is None else values)
         if isinstance(tensor, torch.Tensor) and not tensor.is_nested
     ]
-    return tuple(TensorInfo(name, one.dtype, tuple(one.shape), str(one.device)) for name, one in found)
+    return tuple(
+        TensorInfo(name, one.dtype, tuple(one.shape), str(one.device), owner=modules.owner_of(one))
+        for name, one in found
+    )
 
 
 def _call(name: str, infos: tuple[TensorInfo, ...], module: str, line: str) -> Call:
@@ -935,9 +971,10 @@ def _tensor_arguments(name: str) -> list[str]:
 class _Names:
     """Reads the tensors that a piece of code names from a frame, without calling anything."""
 
-    def __init__(self, frame: types.FrameType, line: int) -> None:
+    def __init__(self, frame: types.FrameType, line: int, modules: RunningModules) -> None:
         self._frame = frame
         self._line = line
+        self._modules = modules
 
     def read(self, node: ast.AST) -> tuple[Any, tuple[TensorInfo, ...]]:
         """The op of a call, by its name or function, and its operands; "" if it is none."""
@@ -969,7 +1006,7 @@ class _Names:
         return [one.value for one in found]
 
     def _tensors(self, nodes: Sequence[ast.expr]) -> tuple[TensorInfo, ...]:
-        return _infos((ast.unparse(node), self._value(node)) for node in nodes)
+        return _infos(((ast.unparse(node), self._value(node)) for node in nodes), self._modules)
 
     def _value(self, node: ast.AST) -> Any:
         if isinstance(node, ast.Constant):

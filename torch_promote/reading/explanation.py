@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from torch_promote.errors import OptionError, did_you_mean
-from torch_promote.observe.call import AUTOCAST_OFF, BY_CUSTOM_BWD, BY_SETTER, Call, TensorInfo, is_by_backward
+from torch_promote.observe.call import (
+    AUTOCAST_OFF,
+    BY_CUSTOM_BWD,
+    BY_SETTER,
+    NO_REGION,
+    Call,
+    TensorInfo,
+    is_by_backward,
+)
 from torch_promote.policy.op_table import FLOAT8_POLICIES, CastPolicy
 from torch_promote.policy.overrides import why_illegal
 from torch_promote.reading.dtype_errors import cure_of, describe_raised, made_by, short_source, spell_autocast
@@ -290,8 +298,8 @@ class _Explainer:
     def _of_backwards_regions(self) -> Iterator[str]:
         """Yields what differs between a region that a backward has opened and the forward or the tensors."""
         for text in self.whole.rules:
-            if text.startswith("no region for ") and BY_CUSTOM_BWD in text:
-                device = f'device_type="{text.removeprefix("no region for ").partition(":")[0]}"'
+            if text.startswith(NO_REGION) and BY_CUSTOM_BWD in text:
+                device = f'device_type="{text.removeprefix(NO_REGION).partition(":")[0]}"'
                 yield f"{short_source(text)}. Decorate with custom_fwd({device}) and custom_bwd({device})."
         forward: dict[str, set[tuple[tuple[str, torch.dtype], ...]]] = {}
         for call in self.report.calls:
@@ -309,13 +317,13 @@ class _Explainer:
 
     def _promoting(self) -> Iterator[str]:
         """Yields how to keep ops in low precision whose float32 operand, such as a bias, is the smaller one."""
-        found: dict[tuple[str, str, bool], tuple[TensorInfo, TensorInfo]] = {}
+        found: dict[tuple[str, str, bool, str], tuple[TensorInfo, TensorInfo]] = {}
         for call, wide, lower in promoted(self.stored):
-            found.setdefault((call.name, call.module, call.policy_source == BY_SETTER), (wide, lower))
-        for (op, module, by_setter), (wide, lower) in found.items():
+            found.setdefault((call.name, call.module, call.policy_source == BY_SETTER, wide.owner), (wide, lower))
+        for (op, module, by_setter, _), (wide, lower) in found.items():
             code = self._code(op, module, "lower", in_backward=False)
             yield (
-                f"{op.partition('.')[0].removeprefix('aten::')}=lower: {wide.name}, of float32, promotes {lower.name} "
+                f"{op.partition('.')[0].removeprefix('aten::')}=lower: {wide.label}, of float32, promotes {lower.name} "
                 f"of {dtype_name(lower.dtype)}, which has more elements, to float32. To run it in the autocast dtype: "
                 f"{code}{', in place of torch.set_autocast_enabled, under which no override acts' * by_setter}."
             )

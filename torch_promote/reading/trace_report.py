@@ -6,18 +6,26 @@ import os
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import Any, ClassVar, Literal, Self, TypeAlias, get_args, overload
 
 from torch_promote.errors import OptionError, check_path, explains_arguments, shown
-from torch_promote.observe.call import COMPILED, Phase, TensorInfo
+from torch_promote.observe.call import AUTOCAST_OFF, COMPILED, NO_REGION, Phase, TensorInfo
 from torch_promote.observe.policy_sources import UnusedOverride
 from torch_promote.reading.difference import Difference, compare_recordings
-from torch_promote.reading.dtype_errors import cure_of, describe_raised, differs_in_recomputation
+from torch_promote.reading.dtype_errors import (
+    IN_PYTHON,
+    cure_of,
+    describe_raised,
+    differs_in_recomputation,
+    short_source,
+)
 from torch_promote.reading.explanation import Explanation, describe_call, explain
 from torch_promote.reading.findings import (
     OPTIMIZER,
     by_weight,
     casts_chart,
+    changed_dtypes,
     dtypes_chart,
     exponents_chart,
     float8_table,
@@ -52,6 +60,8 @@ _SAVED = f'Pass a file that trace(record="NAME{SUFFIX}") or report.save("NAME{SU
 
 #: The number of errors that the program has handled, in a report.
 _ERRORS_SHOWN = 3
+#: The number of calls before an error that no op raised, and what is said of them.
+_CHANGED, _BEFORE = 3, "The last calls before it in which autocast or a promotion changed a dtype, the last first:"
 
 
 class TraceReport(Recording, Report):
@@ -176,7 +186,9 @@ class TraceReport(Recording, Report):
         said = textwrap.shorten(failure.text, 200).rstrip(".")
         differs = "" if self.dropped else differs_in_recomputation(failure, self.calls)
         if not failure.in_call or not self.raised:
-            return f"The program ended with {said}. {failure.told} {differs}".rstrip()
+            changed = () if self.dropped or IN_PYTHON not in failure.told else dict.fromkeys(changed_dtypes(self.calls))
+            before = f"{_BEFORE} {'; '.join(islice(changed, _CHANGED))}." if changed else ""
+            return f"The program ended with {said}. {failure.told} {differs}{before}".rstrip()
         cure = cure_of(self.raised[-1], failure, self.calls).text
         call = f"{describe_raised(self.raised[-1])}{failure.called_at}"
         return f"The call that raised: {call}: {said}.{cure and f' What cures it: {cure}'}"
@@ -201,8 +213,13 @@ class TraceReport(Recording, Report):
                 f"functions are part of their graphs.{raised}"
             )
         if not having:
+            why = [one for one, _ in total.rules.most_common() if one.startswith((NO_REGION, AUTOCAST_OFF))]
+            why_off = f": {'; '.join(map(short_source, why[:_CHANGED]))}." if why else "."
+            device = why[0].removeprefix(NO_REGION).partition(":")[0] if why and why[0].startswith(NO_REGION) else ""
+            why_off += f' The tensors are on {device}: torch.autocast("{device}").' if device else ""
             return (
-                f"Autocast was off or had no policy for all calls ({total.calls:,}), which kept their dtypes.{raised}"
+                f"Autocast was off or had no policy for all calls ({total.calls:,}), which kept their "
+                f"dtypes{why_off}{raised}"
             )
         casts = f"Casts made: {total.casts:,} ({size(total.bytes)}), {total.repeated:,} of them repeated."
         return f"Autocast had a policy for {having:,} of {total.calls:,} calls. {casts}{raised}"
