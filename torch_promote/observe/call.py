@@ -15,10 +15,6 @@ from torch_promote.report.codec import decode_fields, decode_record, encode
 
 #: The start of `Call.policy_source` if a region or a module has switched autocast off.
 AUTOCAST_OFF = "autocast off by "
-#: The same where the regions are for other device types than the tensors': NO_REGION, "cpu: region at ...".
-NO_REGION = "no region for "
-#: The start of `Call.policy_source` of a call that promotes inputs of several dtypes.
-PROMOTION_RULE = "promotion rule "
 #: `Call.policy_source` of the calls that code of AOTAutograd and Inductor makes.
 COMPILED = "compiled code"
 #: The names of regions that a backward opens: code of the program in it, or custom_bwd.

@@ -42,18 +42,7 @@ from torch_promote import _C
 from torch_promote.errors import DispatchObserverError
 from torch_promote.integrations.compile import skip_frames
 from torch_promote.integrations.higher_order_ops import let_operators_fall_through
-from torch_promote.observe.call import (
-    COMPILED,
-    PROMOTION_RULE,
-    Call,
-    Cast,
-    Kind,
-    Phase,
-    TensorInfo,
-    Unseen,
-    infos_of,
-    records_of,
-)
+from torch_promote.observe.call import COMPILED, Call, Cast, Kind, Phase, TensorInfo, Unseen, infos_of, records_of
 from torch_promote.observe.ops import (
     NamedTensors,
     OpFacts,
@@ -272,7 +261,7 @@ _PYTHON = torch._C.DispatchKey.Python
 _BELOW_AUTOGRAD = torch._C.DispatchKey.ADInplaceOrView
 #: The bound of each cache. A program has few ops and shapes, used repeatedly.
 _MOST_CACHED = 10_000
-_OF_A_LIBRARY = "a kernel on PyTorch's autocast key"
+_OF_A_LIBRARY, _PROMOTION = "a kernel on PyTorch's autocast key", "promotion rule "
 
 
 @dataclass(slots=True, eq=False)
@@ -563,7 +552,7 @@ class CallObserver:
         if call.policy is None and not call.policy_source and call.facts.promotes(info.dtype for info in call.inputs):
             rule = _C.promotion_rule()
             acts = bool(rule) and _C.promotion_in_force() is not None and _C.promotion_acts_on(tensors_in(call.args))
-            call.policy_source = f"{PROMOTION_RULE}{rule if acts else 'torch'}"
+            call.policy_source = f"{_PROMOTION}{rule if acts else 'torch'}"
 
     def end(self, token: CallToken, results: list[Any]) -> None:
         """Called after a call."""
@@ -595,8 +584,8 @@ class CallObserver:
         if (self._only_casting and call.policy is None) or (call.wrapped and casting is None):
             self._ended(call, None, [])
             return
-        is_promoting = call.policy_source.startswith(PROMOTION_RULE)
-        inputs = self._with_owners(call) if error or is_promoting else call.inputs
+        is_named = error or call.policy_source.startswith(_PROMOTION)
+        inputs = self._with_owners(call) if is_named else call.inputs
         self._ended(
             call,
             Call(
@@ -684,7 +673,7 @@ class CallObserver:
 
     def _with_owners(self, call: OpenCall) -> tuple[TensorInfo, ...]:
         """The inputs, with the names of the parameters and buffers among them."""
-        owners = tuple(map(self.modules.owner_of, call.read))
+        owners = tuple(map(self.modules.spell_owner, call.read))
         found = self._infos.get((call.inputs, owners)) if any(owners) else call.inputs
         if found is None:
             pairs = zip(call.inputs, owners, strict=True)

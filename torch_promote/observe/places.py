@@ -163,9 +163,8 @@ class RunningModules:
         self._others: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # modules of other models, if one was given
         self._roots = Counter[str]()  # of other models with parameters, by their class
         self._was_called = False
-        self._owners: dict[int, tuple[weakref.ref[Any], str | None]] = {}
-        self._named: dict[int, tuple[weakref.ref[torch.Tensor], str]] = {}  # parameters and buffers, by their ids
-        self._named_at = 0  # the number of modules then
+        self._owners: dict[int, tuple[weakref.ref[Any], tuple[str, str, str] | None]] = {}
+        self._owners_at = 0  # the number of modules then
         if model is not None:
             self._name(model, "")
 
@@ -208,42 +207,39 @@ class RunningModules:
         others = ((module, names[0]) for module, names in list(self._names.items()) if module not in self._others)
         return iter((dict(others) | found).items())
 
-    def owner_of(self, tensor: torch.Tensor) -> str:
-        """The name of a parameter or buffer of these modules: "buffer blur.kernel", "a view of buffer rope.cos"; or ""."""
-        if self._named_at != self.known:  # another model has run
-            self._named_at = self.known
-            self._named = {
-                id(one): (weakref.ref(one), f"{kind} {path}{'.' * bool(path)}{name}".replace("_orig_mod.", ""))
-                for module, path in self.named()
-                for kind, members in (("parameter", module._parameters), ("buffer", module._buffers))
-                for name, one in members.items()
-                if one is not None
-            }
-        base = base_of(tensor)
-        reference, name = self._named.get(id(base), (None, ""))
-        is_known = reference is not None and reference() is base
-        return f"{'a view of ' * (base is not tensor)}{name}" if is_known else ""
-
     @property
     def known(self) -> int:
         """The number of modules that have a path."""
         return len(self._names)
 
-    def path_of_parameter(self, parameter: Any) -> str | None:
-        """The path of the module that has a parameter; None if it does not belong to the model."""
-        model = self._model
-        known = self._owners.get(id(parameter))
-        if known is None or known[0]() is not parameter:
+    def owner_of(self, tensor: torch.Tensor) -> tuple[str, str, str] | None:
+        """The kind of a parameter or buffer, the path of the module that has it, and its name; None for others."""
+        known = self._owners.get(id(tensor))
+        is_unknown, is_parameter = known is None or known[0]() is not tensor, isinstance(tensor, nn.Parameter)
+        if is_unknown and (is_parameter or self._owners_at != self.known):
             # Keep parameters of other models: otherwise each lookup of one would search the whole model.
             others = {key: one for key, one in self._owners.items() if one[1] is None and one[0]() is not None}
-            self._owners = others | {
-                id(one): (weakref.ref(one), path)
-                for path, module in reversed(list(model.named_modules() if model is not None else ()))
-                for one in module._parameters.values()
-                if one is not None
-            }
-            known = self._owners.setdefault(id(parameter), (weakref.ref(parameter), None))
-        return known[1]
+            self._owners_at, self._owners = (
+                self.known,
+                others
+                | {
+                    id(one): (weakref.ref(one), (kind, path, name))
+                    for module, path in reversed(list(self.named()))
+                    for kind, members in (("parameter", module._parameters), ("buffer", module._buffers))
+                    for name, one in members.items()
+                    if one is not None
+                },
+            )
+            if is_parameter:
+                self._owners.setdefault(id(tensor), (weakref.ref(tensor), None))
+            known = self._owners.get(id(tensor))
+        return known[1] if known is not None and known[0]() is tensor else None
+
+    def spell_owner(self, tensor: torch.Tensor) -> str:
+        """The parameter or buffer that a tensor is or views, as in `TensorInfo.owner`; "" for others."""
+        kind, *path = self.owner_of(base_of(tensor)) or ("",)
+        named = f"{kind} {'.'.join(filter(None, path))}".replace("_orig_mod.", "").strip()
+        return f"{'a view of ' * (base_of(tensor) is not tensor)}{named}" if named else ""
 
     def _path(self, frame: FrameType) -> str:
         module: nn.Module = frame.f_locals["self"]
@@ -528,8 +524,8 @@ class NodeOrigins:
         if node is None:
             return None
         if hasattr(node, "variable"):  # AccumulateGrad
-            path = self._modules.path_of_parameter(node.variable)
-            return None if path is None else Origin(path, "")
+            owner = self._modules.owner_of(node.variable)
+            return None if owner is None else Origin(owner[1], "")
         number = node._sequence_nr()
         own = self._by_thread.get(threading.get_ident(), {})
         # Other autograd threads may add and drop nodes meanwhile.

@@ -26,15 +26,7 @@ from torch import nn
 from torch_promote import _C
 from torch_promote.extension import RegionSpec, policies_beyond_stock
 from torch_promote.loader import AUTOCAST_KEY
-from torch_promote.observe.call import (
-    AUTOCAST_OFF,
-    BY_BACKWARD,
-    BY_CUSTOM_BWD,
-    BY_SETTER,
-    NO_REGION,
-    TensorInfo,
-    is_by_backward,
-)
+from torch_promote.observe.call import AUTOCAST_OFF, BY_BACKWARD, BY_CUSTOM_BWD, BY_SETTER, TensorInfo, is_by_backward
 from torch_promote.observe.ops import has_row
 from torch_promote.observe.places import RunningModules, frames, innermost_line, is_ours, place, shown_line
 from torch_promote.policy.named_policies import RECOGNIZED
@@ -100,6 +92,8 @@ def _state(on: tuple[tuple[str, torch.dtype], ...], policy_id: int | None, insid
 
 
 STOCK = "PyTorch's table"
+#: The start of `Call.policy_source` of calls on tensors of a device type for which no region is.
+NO_REGION = "no region for "
 _REGISTERED = "register_policy"
 #: The source of an override of `install`. Regions of torch.autocast append their line to it.
 _INSTALLED = "install"
@@ -160,7 +154,7 @@ class PolicySources:
         # The overrides that somebody asked for, with their overloads, and what `Call.policy_source` is if they apply.
         self._asked: dict[UnusedOverride, tuple[set[str], set[str]]] = {}
         self._asked_at: set[tuple[str, int]] = set()
-        # A decorator's region is entered at each line that calls the function, and named after the first.
+        # A region that is entered at several lines is named after the first.
         self._first: weakref.WeakKeyDictionary[object, str] = weakref.WeakKeyDictionary()
 
     def entered(self, owner: object) -> None:
@@ -309,12 +303,10 @@ _WRAPPERS = {"decorate_bwd": "bwd", "decorate_autocast": "func", "wrapper": "fun
 def _name_here() -> str:
     """The name of a region that is entered now, after the line of the program that opens it."""
     here = place() if torch._C._current_graph_task_id() != -1 else None
-    if here is None:
-        return f"region at {innermost_line()}"
-    start = BY_BACKWARD if here.phase == "backward" else "region at "
-    if here.line:
+    start = BY_BACKWARD if here is not None and here.phase == "backward" else "region at "
+    if here is not None and here.line:
         return f"{start}{shown_line(here.line)}"
-    # PyTorch's code opens it: the wrapper of a decorated function, or a checkpoint. The line of backward() opens none.
+    # PyTorch's code may open it: a decorated function's wrapper, or a checkpoint. The line of backward() opens none.
     for frame in frames():
         name = frame.f_code.co_name
         function: Any = frame.f_locals.get(_WRAPPERS.get(name, ""))
@@ -327,7 +319,9 @@ def _name_here() -> str:
             own = (line for line, text in decorators if word in text)
             return f"{start}{shown_line(f'{file}:{next(own, first)}')}"
         if not is_ours(frame) and name != "__enter__":
-            return f"{start}{frame.f_code.co_filename}:{frame.f_lineno}"
+            return (
+                f"{start}{innermost_line()}" if here is None else f"{start}{frame.f_code.co_filename}:{frame.f_lineno}"
+            )
     return f"{start}a thread of autograd"
 
 

@@ -39,7 +39,7 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from torch_promote.errors import PolicyError, say
-from torch_promote.observe.call import AUTOCAST_OFF, BY_SETTER, COMPILED, NO_REGION, Call, TensorInfo
+from torch_promote.observe.call import AUTOCAST_OFF, BY_SETTER, COMPILED, Call, TensorInfo
 from torch_promote.observe.ops import facts_of, find_overload
 from torch_promote.observe.places import RunningModules, is_of_program, line_in_graph, role, shown_line
 from torch_promote.policy.named_policies import stock_policy
@@ -201,21 +201,22 @@ _NAMES_DTYPES = re.compile(r"\btorch\.(b?float|complex|half|double)\d*")
 
 def _of_python(error: BaseException | None) -> str:
     """Says where Python code raised an error whose text names floating dtypes; "" for any other."""
-    steps = [] if error is None else list(traceback.walk_tb(error.__traceback__))
-    is_about = bool(steps) and _NAMES_DTYPES.search(str(error)) and not _is_in_thread(frame for frame, _ in steps)
-    if error is None or not is_about or not _is_raise(_innermost(error)):
+    if error is None or not _NAMES_DTYPES.search(str(error)) or not (trace := _trace_of(error)):
+        return ""
+    steps = list(traceback.walk_tb(trace[0]))
+    frames = [frame for frame, _ in steps]
+    by_op = any(one.f_code in _CALLS_OF_OPS or one.f_code.co_name == "__torch_dispatch__" for one in frames)
+    if by_op or _is_in_thread(frames) or not _is_raise(trace[-1]):
         return ""
     line = _line(steps[-1])
     return f"The {type(error).__name__} was {IN_PYTHON}{short_line(line)}{_called_at(steps, line)}; no op raised it."
 
 
-def _innermost(error: BaseException, codes: Sequence[types.CodeType] = ()) -> types.TracebackType:
-    """The step of a traceback in one of some functions, or the last one."""
-    step = error.__traceback__
-    assert step is not None
-    while step.tb_next is not None and step.tb_frame.f_code not in codes:
-        step = step.tb_next
-    return step
+def _trace_of(error: BaseException) -> list[types.TracebackType]:
+    steps = [error.__traceback__]
+    while steps[-1] is not None:
+        steps.append(steps[-1].tb_next)
+    return [one for one in steps if one is not None]
 
 
 def _is_raise(step: types.TracebackType) -> bool:
@@ -338,7 +339,7 @@ def short_source(text: str) -> str:
     if found is None:
         return text
     before, by_install, region, by, line = found.groups("")
-    if by_install and before.startswith((AUTOCAST_OFF, NO_REGION)):
+    if by_install and before.startswith((AUTOCAST_OFF, "no region")):
         by_install, region, by = ("", "", "custom_bwd") if "custom_bwd" in by else ("", "torch.autocast", by)
     return f"{before}{by_install}{region}{by} at {short_line(line)}"
 
@@ -405,10 +406,12 @@ def cure_of(raised: tuple[Call, Call], failure: Failure | None, calls: Iterable[
     if failure is not None and re.search(_NOT_SAVED, failure.text):
         return Cure(f"{cure_by_text(failure.text)}{_reused_in_forward(call, calls)}", {})
     forward = next((one for one in forwards if one.op.partition("::")[2] in first.op), None)
-    makers = _makers(call, list(calls))
-    computed = frozenset(name for name, made in makers.items() if made and not facts_of(made[0].name).is_cast)
+    makers = _makers(call, list(calls)) if any(one.owner for one in call.inputs) else {}
+    lower = {name: made[0].ran_with for name, made in makers.items() if made}
+    computed = frozenset(name for name, ran in lower.items() if any(one.dtype in LOWER_DTYPES for one in ran))
     cure = _cure(raised, failure, forward, computed)
-    if computed and _TRIED not in cure.text.partition(" Or ")[0]:
+    cast = cure.text.partition("In the code")[2].partition(" Or ")[0]
+    if computed and not (cure.tried or _TRIED in cast):
         cure = _cure(raised, failure, forward, frozenset())
     if not cure.text or cure.overrides or len({one.dtype for one in _floats(call.inputs)}) < 2:
         return cure
@@ -480,7 +483,7 @@ def _cure(raised: tuple[Call, Call], failure: Failure | None, forward: Call | No
     if torch.float64 in floats and len(floats) > 1:
         doubles = ", ".join(one.name for one in call.inputs if one.dtype is torch.float64)
         return Cure(f"Autocast casts no float64. Make {doubles} float32 in the code, with .float() {_NOT_TRIED}.", {})
-    by_hand, cast = _by_hand(call, computed=computed)
+    by_hand, cast = _by_hand(call, _AT_LINE, computed)
     if repeats and _outcome(replace(call, inputs=cast), _in_force(call)) != "":
         return Cure("No cast policy cures it." if is_about_dtypes(text) else "", {})
     if not repeats and not is_about_dtypes(text):
@@ -561,7 +564,7 @@ def _with_autocast_off(call: Call, text: str, computed: frozenset[str]) -> Cure:
     by_hand *= _IN_SCRIPT not in text  # whose ops have no line
     source = short_source(call.policy_source)
     by = f", by {source.removeprefix(AUTOCAST_OFF)}" * source.startswith(AUTOCAST_OFF)
-    by = f" ({source})" if source.startswith(NO_REGION) else by
+    by = f" ({source})" if source.startswith("no region") else by
     off = _IN_GRAPH if compiled else f"Autocast is off there{by}, so no override acts. "
     device = next((one.device.partition(":")[0] for one in call.inputs), "cpu")
     if call.policy_source == BY_SETTER:
@@ -584,15 +587,12 @@ def _with_autocast_off(call: Call, text: str, computed: frozenset[str]) -> Cure:
 _NOT_TRIED, _TRIED = "(not tried)", "(tried for the call alone)"
 #: Where to cast, if the program's line makes the call, calls a function of PyTorch's, or calls a graph.
 _AT_LINE, _CALLING, _OF_COMPILED = ", at that line", " that calls it", " of that function"
-_INSIDE = ""  # code of PyTorch's calls that function, too: no tensor of the program stands there
 _MODULE_CALLS = nn.Module._wrapped_call_impl.__code__, nn.Module._call_impl.__code__
 _IN_GRAPH = "An override acts only where the function is compiled. "
 _UNCOMPILED = "With TORCH_COMPILE_DISABLE=1, `torch-promote trace` names the call and its line, and tries what it can."
 
 
-def _by_hand(
-    call: Call, place: str = _AT_LINE, computed: frozenset[str] = frozenset()
-) -> tuple[str, tuple[TensorInfo, ...]]:
+def _by_hand(call: Call, place: str, computed: Iterable[str] = ()) -> tuple[str, tuple[TensorInfo, ...]]:
     """Returns what to write in the code, not tried, and the tensors then; "" and the same ones if there is nothing."""
     infos = _floats(call.inputs)
     dtypes = list(dict.fromkeys(one.dtype for one in infos))
@@ -610,7 +610,7 @@ def _by_hand(
         target = kept[0] if kept and not wide.is_complex else target
         free = [one for one in infos if not one.owner]
         made = {one.dtype for one in free}
-        if len(made) == 1 and made <= {*LOWER_DTYPES} and computed.issuperset(one.name for one in free):
+        if len(made) == 1 and made <= {*LOWER_DTYPES} and {one.name for one in free} <= {*computed}:
             (target,) = made  # of activations, which a buffer of float32 meets
     cast = tuple(replace(one, dtype=target) if one in infos else one for one in call.inputs)
     hidden = "out" * (place == _OF_COMPILED)  # a tensor of the graph
@@ -770,10 +770,11 @@ def say_at_exit() -> None:
     """At the end of a program that an error has ended: says what raised, and what cures it, if that is known."""
     error = ended = getattr(sys, "last_value", None)
     text = ""
-    with contextlib.suppress(Exception):  # a tool never breaks the program that it watches
-        while error is not None and not text:
+    while error is not None and not text:
+        with contextlib.suppress(Exception):  # a tool never breaks the program that it watches
             text = _of_error(error)
-            error = error.__cause__ or error.__context__
+        error = error.__cause__ or error.__context__
+    with contextlib.suppress(Exception):
         if not text and (text := _of_python(ended)):
             text += " `torch-promote trace` names the last calls before it that changed a dtype."
     if text:
@@ -781,12 +782,12 @@ def say_at_exit() -> None:
 
 
 def _of_error(error: BaseException) -> str:
-    steps = list(traceback.walk_tb(error.__traceback__))
+    steps, trace = list(traceback.walk_tb(error.__traceback__)), _trace_of(error)
     if not steps:
         return ""
-    last = _innermost(error, _CALLS_OF_OPS)  # that of a custom op, whose kernel may be in Python
-    at = next(at for at, (frame, _) in enumerate(steps) if frame is last.tb_frame)
-    steps = steps[: at if last.tb_frame.f_code in _CALLS_OF_OPS else None] or steps
+    # A custom op's kernel may be in Python.
+    at = next((at for at, (frame, _) in enumerate(steps) if frame.f_code in _CALLS_OF_OPS), None)
+    steps = steps[:at] or steps
     text = f"{type(error).__name__}: {error}"
     frames = [one for one, _ in steps]
     idle = _never_acts(frames)
@@ -814,7 +815,8 @@ def _of_error(error: BaseException) -> str:
     function = _custom_function(frames)
     if in_backward and not compiled and not function.startswith(_DECORATED):
         return f"{where}, backward: {_of_a_backward((), function) or ask or _IN_THREAD}"
-    call = None if _is_raise(last) else _written_call(last, modules, path, short_line(line))
+    step = trace[-1 if at is None else at]
+    call = None if _is_raise(step) else _written_call(step, modules, path, short_line(line))
     if call is None:  # such as an error that a program raises itself
         return ""
     shown_dtypes = {one.dtype for one in call.inputs if _is_float(one.dtype)}
@@ -823,9 +825,9 @@ def _of_error(error: BaseException) -> str:
         return f"{call.op}, at {where}. The tensors that the traceback shows have one dtype. {ask}".rstrip()
     shown = f"{call.op} of {_tensors(call.inputs)}" if call.inputs else call.op
     code = _OF_COMPILED if compiled else _CALLING if below and not line_in_graph(*steps[-1]) else _AT_LINE
-    if code is _CALLING and any(not is_of_program(one) and one.f_code not in _MODULE_CALLS for one in below[:-1]):
-        code = _INSIDE
-    if code in (_CALLING, _INSIDE):  # whose names these are
+    if code is _CALLING:  # whose names these are
+        # If code of PyTorch's calls that, no tensor of the program stands there.
+        code *= all(is_of_program(one) or one.f_code in _MODULE_CALLS for one in below[:-1])
         where = f"{short_line(f'{frames[-1].f_code.co_filename}:{steps[-1][1]}')}, called at {where}"
     advice = _of_a_step(call.inputs) if _is_in_step(below) else f"{_advice(call, text, code, in_thread, idle)}{ask}"
     return f"{shown}, at {where}. {advice}".rstrip()
@@ -875,7 +877,7 @@ def _is_of_two(text: str) -> bool:
 
 def is_about_dtypes(text: str) -> bool:
     """Whether the text of an error may be of dtypes."""
-    return bool(_ABOUT_DTYPES.search(text) or _NEEDS_FLOAT32.search(text))
+    return any(one.search(text) for one in (_ABOUT_DTYPES, _NEEDS_FLOAT32, _NAMES_DTYPES))
 
 
 def _written_call(step: types.TracebackType, modules: RunningModules, module: str, line: str) -> Call | None:
@@ -919,7 +921,7 @@ def _infos(named: Iterable[tuple[str, Any]], modules: RunningModules) -> tuple[T
         if isinstance(tensor, torch.Tensor) and not tensor.is_nested
     ]
     return tuple(
-        TensorInfo(name, one.dtype, tuple(one.shape), str(one.device), owner=modules.owner_of(one))
+        TensorInfo(name, one.dtype, tuple(one.shape), str(one.device), owner=modules.spell_owner(one))
         for name, one in found
     )
 
@@ -995,7 +997,8 @@ class _Names:
             name = _OPERATORS.get(type(node.op).__name__, "")
             return name and f"{name}_", self._tensors([node.target, node.value])
         if isinstance(node, ast.Subscript):
-            return "index_put_", self._tensors([node.value, *self._stored(node)])
+            tensors = self._tensors([node.value, *self._stored(node)])
+            return "index_put_" if tensors else "", tensors  # such as a dict
         return "", ()
 
     def _stored(self, node: ast.Subscript) -> list[ast.expr]:

@@ -12,15 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from torch_promote.errors import OptionError, did_you_mean
-from torch_promote.observe.call import (
-    AUTOCAST_OFF,
-    BY_CUSTOM_BWD,
-    BY_SETTER,
-    NO_REGION,
-    Call,
-    TensorInfo,
-    is_by_backward,
-)
+from torch_promote.observe.call import AUTOCAST_OFF, BY_CUSTOM_BWD, BY_SETTER, Call, TensorInfo, is_by_backward
 from torch_promote.policy.op_table import FLOAT8_POLICIES, CastPolicy
 from torch_promote.policy.overrides import why_illegal
 from torch_promote.reading.dtype_errors import cure_of, describe_raised, made_by, short_source, spell_autocast
@@ -298,8 +290,8 @@ class _Explainer:
     def _of_backwards_regions(self) -> Iterator[str]:
         """Yields what differs between a region that a backward has opened and the forward or the tensors."""
         for text in self.whole.rules:
-            if text.startswith(NO_REGION) and BY_CUSTOM_BWD in text:
-                device = f'device_type="{text.removeprefix(NO_REGION).partition(":")[0]}"'
+            if text.startswith("no region for ") and BY_CUSTOM_BWD in text:
+                device = f'device_type="{text.removeprefix("no region for ").partition(":")[0]}"'
                 yield f"{short_source(text)}. Decorate with custom_fwd({device}) and custom_bwd({device})."
         forward: dict[str, set[tuple[tuple[str, torch.dtype], ...]]] = {}
         for call in self.report.calls:

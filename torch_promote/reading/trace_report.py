@@ -10,8 +10,8 @@ from itertools import islice
 from typing import Any, ClassVar, Literal, Self, TypeAlias, get_args, overload
 
 from torch_promote.errors import OptionError, check_path, explains_arguments, shown
-from torch_promote.observe.call import AUTOCAST_OFF, COMPILED, NO_REGION, Phase, TensorInfo
-from torch_promote.observe.policy_sources import UnusedOverride
+from torch_promote.observe.call import AUTOCAST_OFF, COMPILED, Phase, TensorInfo
+from torch_promote.observe.policy_sources import NO_REGION, UnusedOverride
 from torch_promote.reading.difference import Difference, compare_recordings
 from torch_promote.reading.dtype_errors import (
     IN_PYTHON,
@@ -58,10 +58,9 @@ from torch_promote.report.codec import WRONG_DATA, encode
 
 _SAVED = f'Pass a file that trace(record="NAME{SUFFIX}") or report.save("NAME{SUFFIX}") wrote.'
 
-#: The number of errors that the program has handled, in a report.
-_ERRORS_SHOWN = 3
-#: The number of calls before an error that no op raised, and what is said of them.
-_CHANGED, _BEFORE = 3, "The last calls before it in which autocast or a promotion changed a dtype, the last first:"
+#: The number of errors that the program has handled, of reasons why autocast was off, and of calls before an error.
+_SHOWN = 3
+_BEFORE = "The last calls before it in which autocast or a promotion changed a dtype, the last first:"
 
 
 class TraceReport(Recording, Report):
@@ -187,7 +186,7 @@ class TraceReport(Recording, Report):
         differs = "" if self.dropped else differs_in_recomputation(failure, self.calls)
         if not failure.in_call or not self.raised:
             changed = () if self.dropped or IN_PYTHON not in failure.told else dict.fromkeys(changed_dtypes(self.calls))
-            before = f"{_BEFORE} {'; '.join(islice(changed, _CHANGED))}." if changed else ""
+            before = f"{_BEFORE} {'; '.join(islice(changed, _SHOWN))}." if changed else ""
             return f"The program ended with {said}. {failure.told} {differs}{before}".rstrip()
         cure = cure_of(self.raised[-1], failure, self.calls).text
         call = f"{describe_raised(self.raised[-1])}{failure.called_at}"
@@ -214,7 +213,7 @@ class TraceReport(Recording, Report):
             )
         if not having:
             why = [one for one, _ in total.rules.most_common() if one.startswith((NO_REGION, AUTOCAST_OFF))]
-            why_off = f": {'; '.join(map(short_source, why[:_CHANGED]))}." if why else "."
+            why_off = f": {'; '.join(map(short_source, why[:_SHOWN]))}." if why else "."
             device = why[0].removeprefix(NO_REGION).partition(":")[0] if why and why[0].startswith(NO_REGION) else ""
             why_off += f' The tensors are on {device}: torch.autocast("{device}").' if device else ""
             return (
@@ -281,8 +280,7 @@ class TraceReport(Recording, Report):
         ended = self.failure is not None and self.failure.in_call
         others = self.raised[: len(self.raised) - ended]
         cures = [
-            (describe_raised(one), cure_of(one, None, self.calls).text or None)
-            for one in reversed(others[-_ERRORS_SHOWN:])
+            (describe_raised(one), cure_of(one, None, self.calls).text or None) for one in reversed(others[-_SHOWN:])
         ]
         yield Table("Calls that raised", ("call", "what cures it"), cures)
         unused = [
