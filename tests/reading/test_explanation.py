@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import linecache
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -287,6 +288,38 @@ def test_a_float32_bias_that_promotes_activations() -> None:
     assert "Promoted to float32" in str(report)
     with tp.trace(model) as report, tp.my_autocast("cpu", overrides={"add": "lower"}):
         model(X) + X
+    assert promotions(report.calls) == []
+
+
+class Rotated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("cos", torch.ones(8, 4))
+        self.register_buffer("sin", torch.ones(8, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.linear(x)
+        return y * self.cos[:5] + y.flip(-1) * self.sin[:5]
+
+
+def test_the_buffers_that_promote_activations_are_named(tmp_path: Path) -> None:
+    """Nothing is promoted if these are cast."""
+    model = nn.Sequential(Rotated())
+    with tp.trace() as report, tp.my_autocast("cpu"):
+        for _ in range(2):
+            model(torch.ones(3, 5, 4))
+    report.save(tmp_path / "a.jsonl.gz")
+    for one in (report, tp.load(tmp_path / "a.jsonl.gz")):
+        operands = [row[2] for row in promotions(one.calls)]
+        assert operands == [
+            f"self bfloat16[3, 5, 4], other (a view of buffer 0.{name}) float32[5, 4]" for name in ("cos", "sin")
+        ]
+        assert sum("a view of buffer 0." in text for text in one.explain("0").advice) == 2
+    for name in re.findall(r"of buffer 0\.(\w+)", str(operands)):
+        setattr(model[0], name, getattr(model[0], name).bfloat16())
+    with tp.trace() as report, tp.my_autocast("cpu"):
+        model(torch.ones(3, 5, 4))
     assert promotions(report.calls) == []
 
 

@@ -319,9 +319,8 @@ def _name_here() -> str:
             own = (line for line, text in decorators if word in text)
             return f"{start}{shown_line(f'{file}:{next(own, first)}')}"
         if not is_ours(frame) and name != "__enter__":
-            return (
-                f"{start}{innermost_line()}" if here is None else f"{start}{frame.f_code.co_filename}:{frame.f_lineno}"
-            )
+            line = innermost_line() if here is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+            return f"{start}{line}"
     return f"{start}a thread of autograd"
 
 

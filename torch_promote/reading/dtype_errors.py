@@ -42,10 +42,12 @@ from torch_promote.errors import PolicyError, say
 from torch_promote.observe.call import AUTOCAST_OFF, BY_SETTER, COMPILED, Call, TensorInfo
 from torch_promote.observe.ops import facts_of, find_overload
 from torch_promote.observe.places import RunningModules, is_of_program, line_in_graph, role, shown_line
+from torch_promote.observe.policy_sources import STOCK
 from torch_promote.policy.named_policies import stock_policy
 from torch_promote.policy.op_names import find_overloads
 from torch_promote.policy.op_table import DEVICE_TYPES, CastPolicy
 from torch_promote.policy.overrides import selects
+from torch_promote.reading.findings import promoted
 from torch_promote.recording.recording import Failure
 from torch_promote.reference.dtypes import LOWER_DTYPES, dtype_name
 from torch_promote.regions.autocast import my_autocast
@@ -194,8 +196,7 @@ def failure_of(error: BaseException | None, raised: Iterable[tuple[Call, Call]])
     return Failure(f"{type(ended).__name__}: {ended}"[:2000], "", False, told) if told else None
 
 
-#: What is said of an error that no op raised.
-IN_PYTHON = "raised in Python at "
+_IN_PYTHON = "raised in Python at "
 _NAMES_DTYPES = re.compile(r"\btorch\.(b?float|complex|half|double)\d*")
 
 
@@ -209,7 +210,7 @@ def _of_python(error: BaseException | None) -> str:
     if by_op or _is_in_thread(frames) or not _is_raise(trace[-1]):
         return ""
     line = _line(steps[-1])
-    return f"The {type(error).__name__} was {IN_PYTHON}{short_line(line)}{_called_at(steps, line)}; no op raised it."
+    return f"The {type(error).__name__} was {_IN_PYTHON}{short_line(line)}{_called_at(steps, line)}; no op raised it."
 
 
 def _trace_of(error: BaseException) -> list[types.TracebackType]:
@@ -357,8 +358,33 @@ def _spell_line(line: str, is_compiled: bool) -> str:
     return f"{short_line(line)}{', in a compiled function' * is_compiled}"
 
 
-def differs_in_recomputation(failure: Failure, calls: Iterable[Call]) -> str:
-    """Says which call the recomputation that ended a trace made otherwise than the step's forward; "" if none."""
+def _changed_dtypes(calls: Sequence[Call]) -> str:
+    """Says which calls returned another dtype by a policy or an operand, with the override that would not."""
+    found = dict[str, None]()
+    for call in (one for one in reversed(calls) if one.own and one.outputs and one.phase != "optimizer"):
+        floats, result = [one.dtype for one in call.inputs if one.dtype.is_floating_point], call.outputs[0].dtype
+        other, by = "fp32" if call.policy is CastPolicy.lower_precision_fp else "lower", ""
+        acts = call.policy_source != BY_SETTER
+        for _, wide, _ in promoted([call], of_any_size=True):
+            by = f"promoted to float32 by {wide.label}"
+        is_new = result not in floats or (call.policy is CastPolicy.promote and len(set(floats)) > 1)
+        if call.policy is not None and floats and result.is_floating_point and is_new:
+            before = ", ".join(dict.fromkeys(map(dtype_name, floats)))
+            by = f"returned {dtype_name(result)} for {before} by {short_source(call.policy_source)}"
+            acts = call.policy_source == STOCK and selects(call.op.removeprefix("aten::"), other, call.name)
+        name = call.op.removeprefix("aten::")
+        place = f"{name} in {module_name(call.module)}, {short_line(call.line)}"
+        found |= {f"{place}, {by}{f', {name}={other}' * acts}": None} if by else {}
+        if len(found) == 3:
+            break
+    before = "The last calls before it in which autocast or a promotion changed a dtype, the last first:"
+    return f"{before} {'; '.join(found)}." if found else ""
+
+
+def of_calls_before(failure: Failure, calls: Sequence[Call]) -> str:
+    """Says which calls changed dtypes before an error of Python code, or which call of a recomputation differs."""
+    if _IN_PYTHON in failure.told:
+        return _changed_dtypes(calls)
     own = [call for call in calls if call.own and call.op != "aten::detach"][::-1]  # which the checkpoint calls, too
     again = list(itertools.takewhile(lambda call: call.phase == "recompute", own))
     forward = list(itertools.takewhile(lambda call: call.phase != "optimizer", own[len(again) :]))

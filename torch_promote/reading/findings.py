@@ -14,10 +14,8 @@ import torch
 
 from torch_promote.observe.call import AUTOCAST_OFF, BY_SETTER, Call, Cast, TensorInfo
 from torch_promote.observe.ops import facts_of
-from torch_promote.observe.policy_sources import STOCK
 from torch_promote.policy.op_table import CastPolicy
 from torch_promote.policy.overrides import why_illegal
-from torch_promote.reading.dtype_errors import short_source
 from torch_promote.recording.recording import CallGroup
 from torch_promote.recording.values import EMPTY, Values, combined_norm, unpack_sketch
 from torch_promote.reference.dtypes import LOWER_DTYPES, dtype_name
@@ -149,27 +147,6 @@ def promoted(calls: Iterable[Call], of_any_size: bool = False) -> Iterator[tuple
         is_smaller = of_any_size or math.prod(wide.shape) < math.prod(lower.shape)
         if is_smaller and why_illegal(call.name, CastPolicy.lower_precision_fp) is None:
             yield call, wide, lower
-
-
-def changed_dtypes(calls: Sequence[Call]) -> Iterator[str]:
-    """Yields the calls whose result has a dtype by a policy or an operand, the last first, with the other override."""
-    for call in reversed(calls):
-        floats = [one.dtype for one in call.inputs if one.dtype.is_floating_point]
-        if not call.own or not call.outputs or call.phase == "optimizer":
-            continue
-        name, result, by = call.op.removeprefix("aten::"), call.outputs[0].dtype, ""
-        other = "fp32" if call.policy is CastPolicy.lower_precision_fp else "lower"
-        acts = call.policy_source != BY_SETTER
-        for _, wide, _ in promoted([call], of_any_size=True):
-            by = f"promoted to float32 by {wide.label}"
-        is_new = result not in floats or (call.policy is CastPolicy.promote and len(set(floats)) > 1)
-        if call.policy is not None and floats and result.is_floating_point and is_new:
-            before = ", ".join(dict.fromkeys(map(dtype_name, floats)))
-            by = f"returned {dtype_name(result)} for {before} by {short_source(call.policy_source)}"
-            acts = call.policy_source == STOCK and why_illegal(call.name, CastPolicy(other)) is None
-        if by:
-            place = f"{name} in {module_name(call.module)}, {short_line(call.line)}"
-            yield f"{place}, {by}{f', {name}={other}' * acts}"
 
 
 def promotions(calls: Iterable[Call]) -> list[tuple[str, str, str, int, int, str | None]]:

@@ -6,26 +6,18 @@ import os
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
 from typing import Any, ClassVar, Literal, Self, TypeAlias, get_args, overload
 
 from torch_promote.errors import OptionError, check_path, explains_arguments, shown
 from torch_promote.observe.call import AUTOCAST_OFF, COMPILED, Phase, TensorInfo
 from torch_promote.observe.policy_sources import NO_REGION, UnusedOverride
 from torch_promote.reading.difference import Difference, compare_recordings
-from torch_promote.reading.dtype_errors import (
-    IN_PYTHON,
-    cure_of,
-    describe_raised,
-    differs_in_recomputation,
-    short_source,
-)
+from torch_promote.reading.dtype_errors import cure_of, describe_raised, of_calls_before, short_source
 from torch_promote.reading.explanation import Explanation, describe_call, explain
 from torch_promote.reading.findings import (
     OPTIMIZER,
     by_weight,
     casts_chart,
-    changed_dtypes,
     dtypes_chart,
     exponents_chart,
     float8_table,
@@ -58,9 +50,8 @@ from torch_promote.report.codec import WRONG_DATA, encode
 
 _SAVED = f'Pass a file that trace(record="NAME{SUFFIX}") or report.save("NAME{SUFFIX}") wrote.'
 
-#: The number of errors that the program has handled, of reasons why autocast was off, and of calls before an error.
+#: The number of errors that the program has handled, and of reasons why autocast was off, in a report.
 _SHOWN = 3
-_BEFORE = "The last calls before it in which autocast or a promotion changed a dtype, the last first:"
 
 
 class TraceReport(Recording, Report):
@@ -183,11 +174,9 @@ class TraceReport(Recording, Report):
         failure = self.failure
         assert failure is not None
         said = textwrap.shorten(failure.text, 200).rstrip(".")
-        differs = "" if self.dropped else differs_in_recomputation(failure, self.calls)
+        before = "" if self.dropped else of_calls_before(failure, self.calls)
         if not failure.in_call or not self.raised:
-            changed = () if self.dropped or IN_PYTHON not in failure.told else dict.fromkeys(changed_dtypes(self.calls))
-            before = f"{_BEFORE} {'; '.join(islice(changed, _SHOWN))}." if changed else ""
-            return f"The program ended with {said}. {failure.told} {differs}{before}".rstrip()
+            return f"The program ended with {said}. {failure.told} {before}".rstrip()
         cure = cure_of(self.raised[-1], failure, self.calls).text
         call = f"{describe_raised(self.raised[-1])}{failure.called_at}"
         return f"The call that raised: {call}: {said}.{cure and f' What cures it: {cure}'}"
