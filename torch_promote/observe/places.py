@@ -442,24 +442,28 @@ def place() -> Place | None:
     return Place(line or in_graph, phase, module, is_compiled)
 
 
-#: The lines of graphs, and those of the program for which they stand.
-_graph_lines: weakref.WeakKeyDictionary[nn.Module, dict[int, str]] = weakref.WeakKeyDictionary()
+#: The lines of the program for those of a graph's code, by its id, with the code, which keeps the id.
+_graph_lines: dict[int, tuple[CodeType, dict[int, str]]] = {}
 
 
 def line_in_graph(frame: FrameType, number: int) -> str:
     """Returns the program's line, as TorchDynamo has noted it, of a line of a graph's code; "" if that is unknown."""
-    graph: Any = frame.f_locals.get("self")
-    if not role(frame.f_code).is_graph or not isinstance(graph, torch.fx.GraphModule):
+    code = frame.f_code
+    if not role(code).is_graph:
         return ""
-    lines = _graph_lines.get(graph)
-    if lines is None:
-        nodes, lines = list(graph.graph.nodes), {}
-        for place, node in (getattr(graph, "_lineno_map", None) or {}).items():
+    known = _graph_lines.get(id(code))
+    if known is None:
+        graph: Any = frame.f_locals.get("self")  # asked once, since it keeps the variables of the frame alive
+        is_known = isinstance(graph, torch.fx.GraphModule)
+        nodes, lines = list(graph.graph.nodes) if is_known else [], dict[int, str]()
+        for place, node in (getattr(graph, "_lineno_map", None) or {}).items() if is_known else ():
             noted = _IN_STACK.findall(nodes[node].meta.get("stack_trace") or "") if node is not None else []
             own = [f"{file}:{line}" for file, line in noted if not _is_between(file)]
             lines[place + getattr(graph, "_prologue_start", 0)] = own[-1] if own else ""
-        _graph_lines[graph] = lines
-    return lines.get(number, "")
+        if len(_graph_lines) >= _MOST_ROLES:  # of a program that makes ever new graphs
+            _graph_lines.clear()
+        known = _graph_lines[id(code)] = code, lines
+    return known[1].get(number, "")
 
 
 _IN_STACK = re.compile(r'(?m)^  File "(.+)", line (\d+), in ')

@@ -309,7 +309,8 @@ def _name_here() -> str:
     # PyTorch's code may open it: a decorated function's wrapper, or a checkpoint. The line of backward() opens none.
     for frame in frames():
         name = frame.f_code.co_name
-        function: Any = frame.f_locals.get(_WRAPPERS.get(name, ""))
+        # The locals of other frames are not asked for, which keeps them alive.
+        function: Any = frame.f_locals.get(_WRAPPERS[name]) if name in _WRAPPERS else None
         code = getattr(inspect.unwrap(function), "__code__", None)
         if code is not None:
             start, word = (BY_CUSTOM_BWD, "custom_bwd") if name == "decorate_bwd" else (start, "autocast")
