@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import dataclasses
 import linecache
 import re
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -14,7 +16,8 @@ import torch
 
 import torch_promote as tp
 from helpers.doc_blocks import ROOT, blocks
-from torch_promote.reading.dtype_errors import cure_by_text, cure_of, say_at_exit
+from torch_promote.observe.call import COMPILED
+from torch_promote.reading.dtype_errors import cure_by_text, cure_of, describe_raised, say_at_exit
 from torch_promote.reading.trace_report import TraceReport
 
 PAGE = "docs/troubleshooting.md"
@@ -585,7 +588,7 @@ def test_counters_of_steps_are_not_cast(tools: Callable[[str], Said]) -> None:
 
 
 def test_an_error_while_a_compiled_graph_runs(tools: Callable[[str], Said]) -> None:
-    """Its line is the first of the function."""
+    """The node of the graph knows its line."""
     code = """
 def f(x):
     y = torch.bernoulli(x).to(torch.float16)
@@ -593,10 +596,8 @@ def f(x):
 torch.compile(f, backend="aot_eager")(x)
 """
     said = tools(code.format(""))
-    assert (
-        "aten::mm of self float16[4, 4], mat2 float32[4, 4], at program.py:2, in the compiled function f, " in said.run
-    )
-    assert "forward, module (model), program.py:2, in the compiled function f, autocast off: " in said.trace
+    assert "aten::mm of self float16[4, 4], mat2 float32[4, 4], at program.py:4, in a compiled function, " in said.run
+    assert "forward, module (model), program.py:4, in a compiled function, autocast off: " in said.trace
     for text in said:
         assert "An override acts only where the function is compiled. In the code of that function: cast self" in text
         assert "--override" not in text
@@ -633,8 +634,8 @@ with torch.autocast("cpu"):
 def test_an_error_that_a_thread_has_handed_on(code: str, line: int, tools: Callable[[str], Said]) -> None:
     for text in tools(WORKER.format(code)):
         assert (
-            "aten::linear of input bfloat16[4, 4], self.weight float32[4, 4], self.bias float32[4], at linear.py:"
-            in text
+            "aten::linear of input bfloat16[4, 4], self.weight (parameter weight) float32[4, 4], self.bias (parameter "
+            "bias) float32[4], at linear.py:" in text
         )
         assert f", called at program.py:{line}, module" in text
         assert (
@@ -724,3 +725,162 @@ def test_a_nested_tensor_has_no_shape() -> None:
     with pytest.raises(RuntimeError), tp.trace() as report:
         execute(Row("", "", "", ""), code)
     assert "of self float32 nested, other bfloat16[4, 4]" in report.content().verdict
+
+
+def test_a_compiled_function_whose_lines_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inductor's code has none: the first line of the function is not said to be the call's."""
+    with tp.trace() as report, pytest.raises(RuntimeError):
+        execute(Row("", "", "", ""), "x @ low")
+    (call,) = (one for one, _ in report.raised)
+    monkeypatch.setitem(linecache.cache, "program.py", (9, None, ["def f():\n"], "program.py"))
+    call = dataclasses.replace(call, policy_source=COMPILED, line="/there/program.py:1")
+    monkeypatch.setitem(linecache.cache, "/there/program.py", (9, None, ["def f():\n"], "/there/program.py"))
+    assert "line unknown, in the compiled function f (from program.py:1), autocast off" in describe_raised((call, call))
+
+
+PARAMETRIZED = """
+from torch.nn.utils import parametrize
+class Delta(nn.Module):
+    def forward(self, weight): return torch.baddbmm(weight, weight, weight)
+class Experts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight, self.delta = nn.Parameter(torch.ones(2, 4, 4)), Delta()
+    def forward(self, x):
+        parametrize.register_parametrization(self, "weight", self.delta)
+        return self.weight
+with torch.autocast("cpu"): Experts()(x)
+"""
+NORMALIZED = """
+def attend(q, v):
+    if q.dtype is not v.dtype:
+        raise ValueError(f"the dtypes differ: {q.dtype} and {v.dtype}")
+class Norm(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+    def forward(self, x): return self.weight * x
+net = nn.ModuleDict({"project": nn.Linear(4, 4), "norm": Norm()})
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = net
+    def forward(self, x):
+        y = self.net["project"](x)
+        attend(self.net["norm"](y), y)
+with torch.autocast("cpu"): Attention()(x)
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "where", "before"),
+    [
+        (
+            PARAMETRIZED,
+            "parametrize.py:\\d+, called at program.py:10",
+            "baddbmm in delta, program.py:4, returned bfloat16 for float32 by PyTorch's table, baddbmm=fp32.",
+        ),
+        (
+            NORMALIZED,
+            "program.py:4",
+            "mul in net.norm, program.py:9, promoted to float32 by self (parameter net.norm.weight), mul=lower; linear "
+            "in net.project, program.py:16, returned bfloat16 for float32 by PyTorch's table, linear=fp32.",
+        ),
+    ],
+)
+def test_an_error_that_python_code_raises(code: str, where: str, before: str, tools: Callable[[str], Said]) -> None:
+    """Each override that is named cures it here."""
+    said = tools(code)
+    for text in said:
+        assert re.search(f"The ValueError was raised in Python at {where}; no op raised it. ", text)
+    assert said.trace.startswith("The program ended with ValueError: ")
+    assert said.trace.endswith(f" the last first: {before}")
+    for op, policy in re.findall(r", (\w+)=(\w+)", before):
+        with tp.install(overrides={op: policy}):
+            execute(Row("", "", "", ""), code)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "{}['torch.float32']",
+        "{}['dtype']",
+        "raise KeyError('weights')",
+        "raise ValueError('the shapes must be the same: dtype')",
+        "assert torch.allclose(low, low + 1)",
+    ],
+)
+def test_other_errors_of_python_code(
+    code: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(linecache.cache, "program.py", (len(code), None, [code], "program.py"))
+    with pytest.raises((LookupError, ValueError, AssertionError)) as error, tp.trace() as report:
+        execute(Row("", "", "", ""), code)
+    monkeypatch.setattr("sys.last_value", error.value, raising=False)
+    say_at_exit()
+    assert (report.failure, capsys.readouterr().err) == (None, "")
+
+
+def test_an_op_that_a_library_defines_in_python(tools: Callable[[str], Said]) -> None:
+    """`run` names the call of the op, and not the line of its kernel that raises."""
+    said = tools(LIBRARY)
+    assert said.run.startswith("torch-promote: tests::scaled of x bfloat16[4, 4], scale float32[4, 4], at custom_ops.")
+    assert ", called at program.py:7, module" in said.run
+    for text in said:
+        assert (
+            'it is defined: tp.register_policy("tests::scaled", "promote"), or "lower" or "fp32" (not tried).' in text
+        )
+    for policy in ("promote", "lower", "fp32"):
+        with tp.install(), tp.register_policy("tests::scaled", policy):
+            execute(Row("", "", "", ""), LIBRARY)
+
+
+BLUR = """
+class Blur(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("kernel", torch.ones(4, 4))
+    def forward(self, x): {op}
+nn.Sequential({first}Blur())(low)
+"""
+FIRST, TRIED = "nn.Linear(4, 4).bfloat16(), ", "(tried for the call alone). Or cast"
+
+
+@pytest.mark.parametrize(
+    ("op", "first", "cure", "cured"),
+    [
+        ("x @ self.kernel", FIRST, f"other (buffer 1.kernel) with .to(torch.bfloat16) {TRIED} self", ".to(x.dtype)"),
+        # Nothing has computed x in bfloat16.
+        ("self.kernel @ x", "", f"other with .to(torch.float32) {TRIED} self (buffer 0.kernel)", ".float()"),
+        # It has no kernel for bfloat16.
+        ("torch.cdist(self.kernel, x", FIRST, f"x2 with .to(torch.float32) {TRIED} x1", ".float()"),
+    ],
+)
+def test_a_buffer_of_another_dtype(op: str, first: str, cure: str, cured: str, tools: Callable[[str], Said]) -> None:
+    end = ")" * op.count("(")
+    said = tools(BLUR.format(op=f"return {op}{end}", first=first))
+    assert f"cast {cure}" in said.trace
+    assert f"(buffer {int(bool(first))}.kernel) float32[4, 4]" in said.run
+    execute(Row("", "", "", ""), BLUR.format(op=f"return {op}{cured}{end}", first=first))
+
+
+def test_no_cast_is_advised_in_code_of_pytorch(tools: Callable[[str], Said]) -> None:
+    said = tools("nn.Sequential(nn.Flatten(), nn.Linear(4, 4))(low)")
+    assert "aten::linear of input bfloat16[4, 4], " in said.run
+    assert "In the code" not in said.run
+
+
+def test_a_decorator_of_another_device_type() -> None:
+    code = "@torch.autocast({})\ndef f(x): return model(x)\nf(x)"
+    with tp.install(), tp.trace() as report, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        execute(Row("", "", "", ""), code.format("'cuda'"))
+    here = "" if torch.cuda.is_available() else ", which is not available here"
+    said = report.content().verdict
+    assert said.endswith(
+        f": no region for cpu: torch.autocast at program.py:1 is for cuda{here}. The tensors are on cpu: "
+        'torch.autocast("cpu").'
+    )
+    with tp.install(), tp.trace() as report:
+        execute(Row("", "", "", ""), code.format('"cpu"'))
+    assert report.total.policies.total() == 1

@@ -84,11 +84,11 @@ def module_policies() -> None:
 
 
 def decorators_and_generators() -> None:
-    @tp.my_autocast("cpu", overrides={"mm": "fp32"})
+    @tp.my_autocast("cpu", overrides={"mm": "fp32"})  # decorator
     def decorated() -> torch.Tensor:
         return X.mm(X)
 
-    @tp.my_autocast("cpu", overrides={"mm": "fp32"})
+    @tp.my_autocast("cpu", overrides={"mm": "fp32"})  # decorator of a task
     async def task() -> None:
         X.mm(X)
         await asyncio.sleep(0)
@@ -100,9 +100,9 @@ def decorators_and_generators() -> None:
             yield
             X.mm(X)
 
-    decorated()  # call
+    decorated()
     list(generator())
-    asyncio.run(task())  # task
+    asyncio.run(task())
 
 
 def promotion() -> None:
@@ -133,7 +133,7 @@ def switched_off() -> None:
         (registered_and_default, {"relu": ["register_policy"], "exp": ["the default policy"], "mm": [TABLE]}),
         (install, {"mm": [TABLE, TABLE], "exp": ["install, region"]}),
         (module_policies, {"linear": ["region", 'module policy "1"'], "softmax": ['module policy "1"']}),
-        (decorators_and_generators, {"mm": ["call", *["in the generator"] * 2, "task", "task"]}),
+        (decorators_and_generators, {"mm": ["decorator", *["in the generator"] * 2, *["decorator of a task"] * 2]}),
         (
             promotion,
             {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import linecache
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -255,6 +256,10 @@ def test_a_module_named_as_an_op() -> None:
     assert {row.module for row in ambiguous.explain("op=softmax").rows} == {"softmax", "other"}
 
 
+#: What is said of a region for cuda without a GPU.
+UNAVAILABLE = "" if torch.cuda.is_available() else ", which is not available here"
+
+
 class Biased(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -272,12 +277,12 @@ def test_a_float32_bias_that_promotes_activations() -> None:
         model(X) + X
     advice = [text for text in report.explain("0").advice if text.startswith("add=lower: ")]
     assert advice == [
-        "add=lower: other, of float32, promotes self of bfloat16, which has more elements, to float32. To run it in "
-        'the autocast dtype: set_module_policy(model, {"0": {"add": "lower"}}).'
+        "add=lower: other (parameter 0.bias), of float32, promotes self of bfloat16, which has more elements, to "
+        'float32. To run it in the autocast dtype: set_module_policy(model, {"0": {"add": "lower"}}).'
     ]
     assert len([text for text in report.explain("add").advice if text.startswith("add=lower: ")]) == 1
     (row,) = promotions(report.calls)
-    assert row[2:] == ("self bfloat16[2, 4], other float32[4]", 1, 32, "add=lower")
+    assert row[2:] == ("self bfloat16[2, 4], other (parameter 0.bias) float32[4]", 1, 32, "add=lower")
     elsewhere = (dataclasses.replace(call, autocast=(("cuda", torch.float16),)) for call in report.calls)
     assert promotions(elsewhere) == []
     assert "Promoted to float32" in str(report)
@@ -286,12 +291,44 @@ def test_a_float32_bias_that_promotes_activations() -> None:
     assert promotions(report.calls) == []
 
 
+class Rotated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("cos", torch.ones(8, 4))
+        self.register_buffer("sin", torch.ones(8, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.linear(x)
+        return y * self.cos[:5] + y.flip(-1) * self.sin[:5]
+
+
+def test_the_buffers_that_promote_activations_are_named(tmp_path: Path) -> None:
+    """Nothing is promoted if these are cast."""
+    model = nn.Sequential(Rotated())
+    with tp.trace() as report, tp.my_autocast("cpu"):
+        for _ in range(2):
+            model(torch.ones(3, 5, 4))
+    report.save(tmp_path / "a.jsonl.gz")
+    for one in (report, tp.load(tmp_path / "a.jsonl.gz")):
+        operands = [row[2] for row in promotions(one.calls)]
+        assert operands == [
+            f"self bfloat16[3, 5, 4], other (a view of buffer 0.{name}) float32[5, 4]" for name in ("cos", "sin")
+        ]
+        assert sum("a view of buffer 0." in text for text in one.explain("0").advice) == 2
+    for name in re.findall(r"of buffer 0\.(\w+)", str(operands)):
+        setattr(model[0], name, getattr(model[0], name).bfloat16())
+    with tp.trace() as report, tp.my_autocast("cpu"):
+        model(torch.ones(3, 5, 4))
+    assert promotions(report.calls) == []
+
+
 def test_a_region_that_is_for_another_device() -> None:
     with tp.trace() as report, tp.my_autocast("cuda", enabled=False):
         nn.Linear(4, 4)(X)
     why = dict(report.explain("linear").facts)["without a policy"]
     assert why.startswith("no region for cpu: region at test_explanation.py:")
-    assert why.endswith(" is for cuda (1)")
+    assert why.endswith(f" is for cuda{UNAVAILABLE} (1)")
 
 
 @pytest.mark.parametrize(("dtype", "said"), [(torch.float64, True), (torch.float32, False)])
@@ -380,9 +417,11 @@ def test_custom_bwd_of_another_device() -> None:
         y.sum().backward()
     found = report.explain("matmul")
     (line,) = (at for at in range(1, 999) if "# of Decorated\n" in linecache.getline(__file__, at))
-    assert f"no region for cpu: custom_bwd at test_explanation.py:{line} is for cuda (1)" in found.paragraph
+    assert (
+        f"no region for cpu: custom_bwd at test_explanation.py:{line} is for cuda{UNAVAILABLE} (1)" in found.paragraph
+    )
     assert found.advice[0].endswith(
-        ' is for cuda. Decorate with custom_fwd(device_type="cpu") and custom_bwd(device_type="cpu").'
+        f' is for cuda{UNAVAILABLE}. Decorate with custom_fwd(device_type="cpu") and custom_bwd(device_type="cpu").'
     )
 
 

@@ -91,6 +91,8 @@ class TensorInfo:
         shape: Its shape; empty for a nested tensor, which has none.
         device: Its device, such as "cpu" or "cuda:0".
         strides: Its strides; None if it is contiguous or sparse, and () if it is nested.
+        owner: Of a call that raised, or that promotes its operands: "buffer blur.kernel", "parameter norm.weight", "a
+            view of buffer rope.cos"; "" for other tensors.
     """
 
     name: str
@@ -98,10 +100,16 @@ class TensorInfo:
     shape: tuple[int, ...]
     device: str
     strides: tuple[int, ...] | None = None
+    owner: str = ""
 
     def __str__(self) -> str:
         text = f"{self.name}: {self.dtype_and_shape}" + (f" strides {self.strides}" if self.strides else "")
         return text if self.device == "cpu" else f"{text} on {self.device}"
+
+    @property
+    def label(self) -> str:
+        """The name, and the owner if that is known: "weight (buffer blur.kernel)"."""
+        return f"{self.name} ({self.owner})" if self.owner else self.name
 
     @property
     def dtype_and_shape(self) -> str:

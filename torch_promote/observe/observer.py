@@ -33,7 +33,7 @@ import time
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, TypeVar
 
 import torch
@@ -47,6 +47,7 @@ from torch_promote.observe.ops import (
     NamedTensors,
     OpFacts,
     autograd_may_call,
+    base_of,
     bytes_of,
     cast_key,
     device_of,
@@ -260,7 +261,7 @@ _PYTHON = torch._C.DispatchKey.Python
 _BELOW_AUTOGRAD = torch._C.DispatchKey.ADInplaceOrView
 #: The bound of each cache. A program has few ops and shapes, used repeatedly.
 _MOST_CACHED = 10_000
-_OF_A_LIBRARY = "a kernel on PyTorch's autocast key"
+_OF_A_LIBRARY, _PROMOTION = "a kernel on PyTorch's autocast key", "promotion rule "
 
 
 @dataclass(slots=True, eq=False)
@@ -551,7 +552,7 @@ class CallObserver:
         if call.policy is None and not call.policy_source and call.facts.promotes(info.dtype for info in call.inputs):
             rule = _C.promotion_rule()
             acts = bool(rule) and _C.promotion_in_force() is not None and _C.promotion_acts_on(tensors_in(call.args))
-            call.policy_source = f"promotion rule {rule if acts else 'torch'}"
+            call.policy_source = f"{_PROMOTION}{rule if acts else 'torch'}"
 
     def end(self, token: CallToken, results: list[Any]) -> None:
         """Called after a call."""
@@ -583,6 +584,8 @@ class CallObserver:
         if (self._only_casting and call.policy is None) or (call.wrapped and casting is None):
             self._ended(call, None, [])
             return
+        is_named = error or call.policy_source.startswith(_PROMOTION)
+        inputs = self._with_owners(call) if is_named else call.inputs
         self._ended(
             call,
             Call(
@@ -591,8 +594,8 @@ class CallObserver:
                 module=call.origin.module,
                 phase=call.phase,
                 line=call.origin.line,
-                inputs=call.inputs,
-                ran_with=call.inputs if casting is None or casting.ran_with is None else casting.ran_with,
+                inputs=inputs,
+                ran_with=inputs if casting is None or casting.ran_with is None else casting.ran_with,
                 outputs=self._share(outputs),
                 casts=() if casting is None or casting.ran_with is call.inputs else tuple(self._casts(casting)),
                 policy=call.policy,
@@ -668,6 +671,15 @@ class CallObserver:
             _store(self._infos, key, infos)
         return infos
 
+    def _with_owners(self, call: OpenCall) -> tuple[TensorInfo, ...]:
+        """The inputs, with the names of the parameters and buffers among them."""
+        owners = tuple(map(self.modules.spell_owner, call.read))
+        found = self._infos.get((call.inputs, owners)) if any(owners) else call.inputs
+        if found is None:
+            pairs = zip(call.inputs, owners, strict=True)
+            found = _store(self._infos, (call.inputs, owners), tuple(replace(info, owner=one) for info, one in pairs))
+        return found
+
     def _ask_state(self, state: AutocastState) -> _StateFacts:
         found = self._states.get(id(state))
         if found is None:
@@ -732,7 +744,7 @@ class TensorNumbers:
 
     def count(self, tensor: torch.Tensor, what: torch.dtype) -> tuple[int, int]:
         """Returns the tensor's number, and the number of earlier calls with the same content and `what`."""
-        owner = tensor._base if tensor._is_view() and tensor._base is not None else tensor
+        owner = base_of(tensor)
         version = -1 if tensor.is_inference() else tensor._version
         address = id(owner)
         known = self._known.get(address)

@@ -421,8 +421,13 @@ def is_wrapped(tensors: Iterable[torch.Tensor]) -> bool:
 
 def is_weight(tensor: torch.Tensor) -> bool:
     """Whether a tensor is a parameter or a leaf that requires a gradient, or a view of one."""
-    owner = tensor._base if tensor._is_view() and tensor._base is not None else tensor
+    owner = base_of(tensor)
     return isinstance(owner, torch.nn.Parameter) or (owner.is_leaf and owner.requires_grad)
+
+
+def base_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the tensor of which another is a view, or that tensor."""
+    return tensor._base if tensor._is_view() and tensor._base is not None else tensor
 
 
 def hints(sizes: Sequence[Any]) -> tuple[int, ...]:

@@ -92,6 +92,8 @@ def _state(on: tuple[tuple[str, torch.dtype], ...], policy_id: int | None, insid
 
 
 STOCK = "PyTorch's table"
+#: The start of `Call.policy_source` of calls on tensors of a device type for which no region is.
+NO_REGION = "no region for "
 _REGISTERED = "register_policy"
 #: The source of an override of `install`. Regions of torch.autocast append their line to it.
 _INSTALLED = "install"
@@ -152,7 +154,7 @@ class PolicySources:
         # The overrides that somebody asked for, with their overloads, and what `Call.policy_source` is if they apply.
         self._asked: dict[UnusedOverride, tuple[set[str], set[str]]] = {}
         self._asked_at: set[tuple[str, int]] = set()
-        # A decorator's region is entered at each line that calls the function, and named after the first.
+        # A region that is entered at several lines is named after the first.
         self._first: weakref.WeakKeyDictionary[object, str] = weakref.WeakKeyDictionary()
 
     def entered(self, owner: object) -> None:
@@ -267,7 +269,8 @@ class PolicySources:
                     if enabled is not None:
                         return f"{AUTOCAST_OFF}{_NESTED if enabled else region.text}"
                 if regions and regions[-1].devices:
-                    return f"no region for {device_type}: {regions[-1].text} is for {', '.join(regions[-1].devices)}"
+                    others = ", ".join(map(_shown_device, regions[-1].devices))
+                    return f"{NO_REGION}{device_type}: {regions[-1].text} is for {others}"
         return ""
 
     @staticmethod
@@ -300,15 +303,14 @@ _WRAPPERS = {"decorate_bwd": "bwd", "decorate_autocast": "func", "wrapper": "fun
 def _name_here() -> str:
     """The name of a region that is entered now, after the line of the program that opens it."""
     here = place() if torch._C._current_graph_task_id() != -1 else None
-    if here is None:
-        return f"region at {innermost_line()}"
-    start = BY_BACKWARD if here.phase == "backward" else "region at "
-    if here.line:
+    start = BY_BACKWARD if here is not None and here.phase == "backward" else "region at "
+    if here is not None and here.line:
         return f"{start}{shown_line(here.line)}"
-    # PyTorch's code opens it: the wrapper of a decorated function, or a checkpoint. The line of backward() opens none.
+    # PyTorch's code may open it: a decorated function's wrapper, or a checkpoint. The line of backward() opens none.
     for frame in frames():
         name = frame.f_code.co_name
-        function: Any = frame.f_locals.get(_WRAPPERS.get(name, ""))
+        # The locals of other frames are not asked for, which keeps them alive.
+        function: Any = frame.f_locals.get(_WRAPPERS[name]) if name in _WRAPPERS else None
         code = getattr(inspect.unwrap(function), "__code__", None)
         if code is not None:
             start, word = (BY_CUSTOM_BWD, "custom_bwd") if name == "decorate_bwd" else (start, "autocast")
@@ -318,7 +320,8 @@ def _name_here() -> str:
             own = (line for line, text in decorators if word in text)
             return f"{start}{shown_line(f'{file}:{next(own, first)}')}"
         if not is_ours(frame) and name != "__enter__":
-            return f"{start}{frame.f_code.co_filename}:{frame.f_lineno}"
+            line = innermost_line() if here is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+            return f"{start}{line}"
     return f"{start}a thread of autograd"
 
 
@@ -338,6 +341,11 @@ def _source(regions: tuple[_OpenRegion, ...], name: str, device_type: str) -> st
     if default is not None and any(change[:2] == wanted for change in default.changes):
         return source_of_default_policy()
     return _REGISTERED if wanted in registered_policies() else STOCK
+
+
+def _shown_device(device_type: str) -> str:
+    is_available = getattr(getattr(torch, device_type, None), "is_available", lambda: True)
+    return device_type if is_available() else f"{device_type}, which is not available here"
 
 
 def _devices_of(owner: object) -> dict[str, bool]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import ast
 import concurrent.futures.thread
 import contextlib
+import dis
 import functools
 import itertools
 import linecache
@@ -40,15 +41,17 @@ from torch.optim import Optimizer
 from torch_promote.errors import PolicyError, say
 from torch_promote.observe.call import AUTOCAST_OFF, BY_SETTER, COMPILED, Call, TensorInfo
 from torch_promote.observe.ops import facts_of, find_overload
-from torch_promote.observe.places import RunningModules, is_of_program, role, shown_line
+from torch_promote.observe.places import RunningModules, is_of_program, line_in_graph, role, shown_line
+from torch_promote.observe.policy_sources import STOCK
 from torch_promote.policy.named_policies import stock_policy
 from torch_promote.policy.op_names import find_overloads
 from torch_promote.policy.op_table import DEVICE_TYPES, CastPolicy
 from torch_promote.policy.overrides import selects
+from torch_promote.reading.findings import promoted
 from torch_promote.recording.recording import Failure
 from torch_promote.reference.dtypes import LOWER_DTYPES, dtype_name
 from torch_promote.regions.autocast import my_autocast
-from torch_promote.regions.defaults import DEFAULT_POLICY
+from torch_promote.regions.defaults import DEFAULT_POLICY, registered_policies
 from torch_promote.regions.installation import installed
 from torch_promote.report.base import module_name, short_line, some_of
 
@@ -130,6 +133,9 @@ _BY_TEXT = {
         "GradScaler does not take gradients in bfloat16, which need no scale: GradScaler(enabled=False), or keep the "
         "weights in float32."
     ),
+    r"Expected `device_type` of type `str`": (
+        'torch.autocast takes the type of a device, such as "cuda": torch.autocast(device.type).'
+    ),
     r"RNN input dtype .* does not match weight dtype": (
         "Autocast is off there, and the input has another dtype than the weights. Pass input.to(weight.dtype), or run "
         "the module in an autocast region."
@@ -167,12 +173,12 @@ class Cure:
 
 
 def failure_of(error: BaseException | None, raised: Iterable[tuple[Call, Call]]) -> Failure | None:
-    """Returns what an error says that ends a block, if it is, or wraps, that of the last call that raised."""
-    last = next((call for call, _ in reversed(list(raised))), None)
+    """Returns what an error says that ends a block, if it is, or wraps, that of the last call, or is about dtypes."""
+    last, ended = next((call for call, _ in reversed(list(raised))), None), error
     while error is not None:
         steps = list(traceback.walk_tb(error.__traceback__))
         frames = [frame for frame, _ in steps]
-        lines = {f"{frame.f_code.co_filename}:{line}" for frame, line in steps}
+        lines = {_line(step) for step in steps}
         in_backward = any(frame.f_code.co_name == "_engine_run_backward" for frame in frames)
         found = last is not None and (
             (last.phase == "backward" and in_backward) or any(last.line and line.endswith(last.line) for line in lines)
@@ -186,7 +192,43 @@ def failure_of(error: BaseException | None, raised: Iterable[tuple[Call, Call]])
         if found or told:
             return Failure(text[:2000], _custom_function(frames), found, told, _called_at(steps))
         error = error.__cause__ or error.__context__
-    return None
+    told = _of_python(ended)
+    return Failure(f"{type(ended).__name__}: {ended}"[:2000], "", False, told) if told else None
+
+
+_IN_PYTHON = "raised in Python at "
+_NAMES_DTYPES = re.compile(r"\btorch\.(b?float|complex|half|double)\d*")
+
+
+def _of_python(error: BaseException | None) -> str:
+    """Says where Python code raised an error whose text names floating dtypes; "" for any other."""
+    if error is None or not _NAMES_DTYPES.search(str(error)) or not (trace := _trace_of(error)):
+        return ""
+    steps = list(traceback.walk_tb(trace[0]))
+    frames = [frame for frame, _ in steps]
+    by_op = any(one.f_code in _CALLS_OF_OPS or one.f_code.co_name == "__torch_dispatch__" for one in frames)
+    if by_op or _is_in_thread(frames) or not _is_raise(trace[-1]):
+        return ""
+    line = _line(steps[-1])
+    return f"The {type(error).__name__} was {_IN_PYTHON}{short_line(line)}{_called_at(steps, line)}; no op raised it."
+
+
+def _trace_of(error: BaseException) -> list[types.TracebackType]:
+    steps = [error.__traceback__]
+    while steps[-1] is not None:
+        steps.append(steps[-1].tb_next)
+    return [one for one in steps if one is not None]
+
+
+def _is_raise(step: types.TracebackType) -> bool:
+    """Whether a step of a traceback is at `raise` or `assert`, and not at a call."""
+    return dis.opname[step.tb_frame.f_code.co_code[step.tb_lasti]] == "RAISE_VARARGS"
+
+
+def _line(step: tuple[types.FrameType, int]) -> str:
+    """The line of a step of a traceback; in the graph of a compiled function, that for which it stands."""
+    frame, number = step
+    return line_in_graph(frame, number) or f"{frame.f_code.co_filename}:{number}"
 
 
 _IN_SCRIPT = " (in TorchScript"
@@ -247,12 +289,12 @@ def _never_acts(frames: Sequence[types.FrameType]) -> bool:
     return _is_in_step(frames) or (bool(regions) and not regions[-1]._enabled)
 
 
-def _called_at(steps: Sequence[tuple[types.FrameType, int]]) -> str:
-    """Where the program's own code calls the installed library whose line is the innermost one; or ""."""
+def _called_at(steps: Sequence[tuple[types.FrameType, int]], inner: str = "") -> str:
+    """Where the program's own code calls the code of a line, by default the innermost that is not PyTorch's; or ""."""
     python = os.path.dirname(threading.__file__)
     lines = [f"{frame.f_code.co_filename}:{number}" for frame, number in steps if is_of_program(frame)]
     own = [one for one in lines if "-packages" not in one and not one.startswith(python)]
-    return f", called at {short_line(own[-1])}" if own and "-packages" in lines[-1] else ""
+    return f", called at {short_line(own[-1])}" if own and own[-1] != (inner or lines[-1]) else ""
 
 
 def _in_half(frames: Sequence[types.FrameType]) -> str:
@@ -287,8 +329,8 @@ def describe_raised(raised: tuple[Call, Call]) -> str:
     inside = f" (in it, {first.name} of {_tensors(first.ran_with)})" if first is not call else ""
     autocast = spell_autocast(call.autocast) or "off"
     policy = f", policy {call.policy_name} by {call.reason}" if call.policy_name else ""
-    place = f"{call.phase}, module {module_name(call.module)}" + (f", {short_line(call.line)}" if call.line else "")
-    place += _in_compiled(call.line) if call.policy_source == COMPILED else ""
+    place = f"{call.phase}, module {module_name(call.module)}"
+    place += f", {_spell_line(call.line, call.policy_source == COMPILED)}" if call.line else ""
     return f"{call.name} of {_tensors(call.inputs)}{inside}: {place}, autocast {autocast}{policy}"
 
 
@@ -308,14 +350,41 @@ def spell_autocast(autocast: Iterable[tuple[str, torch.dtype]]) -> str:
     return ", ".join(f"{device} {dtype_name(dtype)}" for device, dtype in autocast)
 
 
-def _in_compiled(line: str) -> str:
+def _spell_line(line: str, is_compiled: bool) -> str:
     path, _, number = line.rpartition(":")
-    named = re.search(r"\bdef (\w+)", linecache.getline(path, int(number or 0)))  # the first line stands for all
-    return f", in the compiled function {named[1]}" if named else ", in a compiled function"
+    named = re.search(r"\bdef (\w+)", linecache.getline(path, int(number or 0))) if is_compiled else None
+    if named:  # the first line stands for all
+        return f"line unknown, in the compiled function {named[1]} (from {short_line(line)})"
+    return f"{short_line(line)}{', in a compiled function' * is_compiled}"
 
 
-def differs_in_recomputation(failure: Failure, calls: Iterable[Call]) -> str:
-    """Says which call the recomputation that ended a trace made otherwise than the step's forward; "" if none."""
+def _changed_dtypes(calls: Sequence[Call]) -> str:
+    """Says which calls returned another dtype by a policy or an operand, with the override that would not."""
+    found = dict[str, None]()
+    for call in (one for one in reversed(calls) if one.own and one.outputs and one.phase != "optimizer"):
+        floats, result = [one.dtype for one in call.inputs if one.dtype.is_floating_point], call.outputs[0].dtype
+        other, by = "fp32" if call.policy is CastPolicy.lower_precision_fp else "lower", ""
+        acts = call.policy_source != BY_SETTER
+        for _, wide, _ in promoted([call], of_any_size=True):
+            by = f"promoted to float32 by {wide.label}"
+        is_new = result not in floats or (call.policy is CastPolicy.promote and len(set(floats)) > 1)
+        if call.policy is not None and floats and result.is_floating_point and is_new:
+            before = ", ".join(dict.fromkeys(map(dtype_name, floats)))
+            by = f"returned {dtype_name(result)} for {before} by {short_source(call.policy_source)}"
+            acts = call.policy_source == STOCK and selects(call.op.removeprefix("aten::"), other, call.name)
+        name = call.op.removeprefix("aten::")
+        place = f"{name} in {module_name(call.module)}, {short_line(call.line)}"
+        found |= {f"{place}, {by}{f', {name}={other}' * acts}": None} if by else {}
+        if len(found) == 3:
+            break
+    before = "The last calls before it in which autocast or a promotion changed a dtype, the last first:"
+    return f"{before} {'; '.join(found)}." if found else ""
+
+
+def of_calls_before(failure: Failure, calls: Sequence[Call]) -> str:
+    """Says which calls changed dtypes before an error of Python code, or which call of a recomputation differs."""
+    if _IN_PYTHON in failure.told:
+        return _changed_dtypes(calls)
     own = [call for call in calls if call.own and call.op != "aten::detach"][::-1]  # which the checkpoint calls, too
     again = list(itertools.takewhile(lambda call: call.phase == "recompute", own))
     forward = list(itertools.takewhile(lambda call: call.phase != "optimizer", own[len(again) :]))
@@ -344,7 +413,7 @@ def differs_in_recomputation(failure: Failure, calls: Iterable[Call]) -> str:
 
 
 def _tensors(infos: Sequence[TensorInfo]) -> str:
-    return some_of((f"{one.name} {one.dtype_and_shape}" for one in infos), 6)
+    return some_of((f"{one.label if _is_float(one.dtype) else one.name} {one.dtype_and_shape}" for one in infos), 6)
 
 
 def cure_by_text(text: str) -> str:
@@ -362,7 +431,14 @@ def cure_of(raised: tuple[Call, Call], failure: Failure | None, calls: Iterable[
     )
     if failure is not None and re.search(_NOT_SAVED, failure.text):
         return Cure(f"{cure_by_text(failure.text)}{_reused_in_forward(call, calls)}", {})
-    cure = _cure(raised, failure, next((one for one in forwards if one.op.partition("::")[2] in first.op), None))
+    forward = next((one for one in forwards if one.op.partition("::")[2] in first.op), None)
+    makers = _makers(call, list(calls)) if any(one.owner for one in call.inputs) else {}
+    lower = {name: made[0].ran_with for name, made in makers.items() if made}
+    computed = frozenset(name for name, ran in lower.items() if any(one.dtype in LOWER_DTYPES for one in ran))
+    cure = _cure(raised, failure, forward, computed)
+    cast = cure.text.partition("In the code")[2].partition(" Or ")[0]
+    if computed and not (cure.tried or _TRIED in cast):
+        cure = _cure(raised, failure, forward, frozenset())
     if not cure.text or cure.overrides or len({one.dtype for one in _floats(call.inputs)}) < 2:
         return cure
     return replace(cure, text=f"{cure.text}{made_by(call, list(calls))}")
@@ -377,23 +453,31 @@ def _reused_in_forward(call: Call, calls: Iterable[Call]) -> str:
 
 def made_by(call: Call, calls: Sequence[Call]) -> str:
     """Returns which calls of the program before a call returned tensors like its own, the last first; "" for none."""
-    before = [one for one in calls[: calls.index(call)] if one.own and one.outputs] if call in calls else []
     found = []
+    for name, calls_of in _makers(call, calls).items():
+        made = dict.fromkeys(f"{one.name} ({one.dtypes}) at {short_line(one.line)}" for one in calls_of)
+        found += [f"{name}: {', '.join(made)}"] if 0 < len(made) < 4 else []  # more of them tell nothing
+    return f" The calls before it that returned such tensors, the last first: {'; '.join(found)}." if found else ""
+
+
+def _makers(call: Call, calls: Sequence[Call]) -> dict[str, list[Call]]:
+    """The calls before a call that returned tensors like its own, the last first, by the names of these."""
+    before = [one for one in calls[: calls.index(call)] if one.own and one.outputs] if call in calls else []
+    found = dict[str, list[Call]]()
     for info in _floats(call.inputs):
-        wanted, made = {(info.dtype, info.shape)}, dict[str, None]()
-        for one in reversed(before if not re.search("weight|bias|params", info.name) else ()):
+        wanted, made = {(info.dtype, info.shape)}, found.setdefault(info.name, [])
+        for one in reversed(before if not (info.owner or re.search("weight|bias|params", info.name)) else ()):
             if not wanted.isdisjoint((out.dtype, out.shape) for out in one.outputs):
                 if one.inputs and (facts_of(one.name).is_view or facts_of(one.name).is_detach):
                     wanted.add((one.inputs[0].dtype, one.inputs[0].shape))
                 else:
-                    made[f"{one.name} ({one.dtypes}) at {short_line(one.line)}"] = None
-        found += [f"{info.name}: {', '.join(made)}"] if 0 < len(made) < 4 else []  # more of them tell nothing
-    return f" The calls before it that returned such tensors, the last first: {'; '.join(found)}." if found else ""
+                    made.append(one)
+    return found
 
 
 @functools.lru_cache(maxsize=64)
-def _cure(raised: tuple[Call, Call], failure: Failure | None, forward: Call | None) -> Cure:
-    """The same; `forward` is the call that the backward is of."""
+def _cure(raised: tuple[Call, Call], failure: Failure | None, forward: Call | None, computed: frozenset[str]) -> Cure:
+    """The same; `forward` is the call that the backward is of, `computed` the arguments that calls before it made."""
     (call, first), text = raised, "" if failure is None else failure.text
     known = cure_by_text(text)
     if known:
@@ -407,16 +491,12 @@ def _cure(raised: tuple[Call, Call], failure: Failure | None, forward: Call | No
     if call.phase == "optimizer" and (failure is None or failure.told):  # a traceback tells whether PyTorch made it
         return Cure("" if failure is None else failure.told, {})
     if len(floats) > 1 and call.autocast and not (call.op.startswith("aten::") or call.policy_name):
-        got = " and ".join(sorted(map(dtype_name, floats)))
-        return Cure(
-            f"Autocast has no policy for {call.name}, which got {got}. If it takes one dtype, give it a policy where "
-            f'it is defined: tp.register_policy("{call.name}", "promote"), or "lower" or "fp32" (not tried).',
-            {},
-        )
+        return Cure(f"Autocast has no policy for it. {_of_library(call.name, floats)}", {})
     devices = {one.device.partition(":")[0] for one in call.inputs}
     on = [dtype for device, dtype in call.autocast if device in devices]
     if not on or call.policy_source in (COMPILED, BY_SETTER):
-        return _with_autocast_off(replace(call, policy_source=call.policy_source or first.policy_source), text)
+        source = call.policy_source or first.policy_source
+        return _with_autocast_off(replace(call, policy_source=source), text, computed)
     again = _outcome(call, _in_force(call))
     repeats = bool(again) and (not text or _alike(str(again), text))
     for key, policy in _candidates(raised, text) if repeats or not _keeps(floats) else ():
@@ -429,7 +509,7 @@ def _cure(raised: tuple[Call, Call], failure: Failure | None, forward: Call | No
     if torch.float64 in floats and len(floats) > 1:
         doubles = ", ".join(one.name for one in call.inputs if one.dtype is torch.float64)
         return Cure(f"Autocast casts no float64. Make {doubles} float32 in the code, with .float() {_NOT_TRIED}.", {})
-    by_hand, cast = _by_hand(call)
+    by_hand, cast = _by_hand(call, _AT_LINE, computed)
     if repeats and _outcome(replace(call, inputs=cast), _in_force(call)) != "":
         return Cure("No cast policy cures it." if is_about_dtypes(text) else "", {})
     if not repeats and not is_about_dtypes(text):
@@ -441,6 +521,14 @@ def _cure(raised: tuple[Call, Call], failure: Failure | None, forward: Call | No
             f' Or run the module in float32: tp.set_module_policy(model, {{"{call.module}": "fp32"}}) {_NOT_TRIED}.'
         )
     return Cure(f"No cast policy cures it. {by_hand}{module}".rstrip(), {})
+
+
+def _of_library(name: str, floats: Iterable[torch.dtype]) -> str:
+    got = " and ".join(sorted(map(dtype_name, floats)))
+    return (
+        f"{name} got {got}. If it takes one dtype, give it a policy where it is defined: "
+        f'tp.register_policy("{name}", "promote"), or "lower" or "fp32" {_NOT_TRIED}.'
+    )
 
 
 def _alike(mine: str, theirs: str) -> bool:
@@ -489,11 +577,11 @@ def _of_a_step(infos: Iterable[TensorInfo]) -> str:
     )
 
 
-def _with_autocast_off(call: Call, text: str) -> Cure:
+def _with_autocast_off(call: Call, text: str, computed: frozenset[str]) -> Cure:
     if not _outcome(call, {}) and not is_about_dtypes(text):
         return Cure("", {})
     compiled = call.policy_source == COMPILED
-    by_hand, cast = _by_hand(call, _OF_COMPILED if compiled else _AT_LINE)
+    by_hand, cast = _by_hand(call, _OF_COMPILED if compiled else _AT_LINE, computed)
     again = _outcome(call, {})
     if again and _alike(again, text or again):
         outcome = _outcome(replace(call, inputs=cast), {})
@@ -523,13 +611,14 @@ def _with_autocast_off(call: Call, text: str) -> Cure:
 
 
 _NOT_TRIED, _TRIED = "(not tried)", "(tried for the call alone)"
-#: In which code to cast, if the program's line makes the call, calls a function of PyTorch's, or calls a graph.
+#: Where to cast, if the program's line makes the call, calls a function of PyTorch's, or calls a graph.
 _AT_LINE, _CALLING, _OF_COMPILED = ", at that line", " that calls it", " of that function"
+_MODULE_CALLS = nn.Module._wrapped_call_impl.__code__, nn.Module._call_impl.__code__
 _IN_GRAPH = "An override acts only where the function is compiled. "
 _UNCOMPILED = "With TORCH_COMPILE_DISABLE=1, `torch-promote trace` names the call and its line, and tries what it can."
 
 
-def _by_hand(call: Call, place: str = _AT_LINE) -> tuple[str, tuple[TensorInfo, ...]]:
+def _by_hand(call: Call, place: str, computed: Iterable[str] = ()) -> tuple[str, tuple[TensorInfo, ...]]:
     """Returns what to write in the code, not tried, and the tensors then; "" and the same ones if there is nothing."""
     infos = _floats(call.inputs)
     dtypes = list(dict.fromkeys(one.dtype for one in infos))
@@ -545,20 +634,24 @@ def _by_hand(call: Call, place: str = _AT_LINE) -> tuple[str, tuple[TensorInfo, 
         (most, count), (_, rest) = Counter(one.dtype for one in infos).most_common(2)
         target = most if count > rest and not most.is_complex else wide  # such as a mask, or a state
         target = kept[0] if kept and not wide.is_complex else target
+        free = [one for one in infos if not one.owner]
+        made = {one.dtype for one in free}
+        if len(made) == 1 and made <= {*LOWER_DTYPES} and {one.name for one in free} <= {*computed}:
+            (target,) = made  # of activations, which a buffer of float32 meets
     cast = tuple(replace(one, dtype=target) if one in infos else one for one in call.inputs)
     hidden = "out" * (place == _OF_COMPILED)  # a tensor of the graph
-    changed = ", ".join(one.name for one in infos if one.dtype is not target and one.name != hidden)
+    changed = ", ".join(one.label for one in infos if one.dtype is not target and one.name != hidden)
     back = f", and its result back with .to({dtypes[0]}), if the next op needs it" if len(dtypes) == 1 else ""
     if back and _MAKES_COMPLEX.search(call.op):
         back = (
             ", and what its complex64 result meets with .to(torch.complex64). Cast the real tensor that comes of these "
             f"back with .to({dtypes[0]}), if the next op needs it"
         )
-    others = [one.name for one in infos if one.dtype is target]
-    writes = call.op.endswith("_") or any(name.endswith("out") for name in others)
+    others = [one for one in infos if one.dtype is target]
+    writes = call.op.endswith("_") or any(one.name.endswith("out") for one in others)
     if len(dtypes) == 2 and len(others) < 3 and not (writes or target.is_complex or torch.float64 in dtypes):
         (other,) = {*dtypes} - {target}
-        back = f". Or cast {', '.join(others)} with .to({other}), if the ops after it need that"
+        back = f". Or cast {', '.join(one.label for one in others)} with .to({other}), if the ops after it need that"
     return f"In the code{place}: cast {changed} with .to({target}) {_NOT_TRIED}{back}.", cast
 
 
@@ -701,33 +794,40 @@ def _value(value: Any, kind: str) -> Any:
 
 def say_at_exit() -> None:
     """At the end of a program that an error has ended: says what raised, and what cures it, if that is known."""
-    error = getattr(sys, "last_value", None)
-    while error is not None:
+    error = ended = getattr(sys, "last_value", None)
+    text = ""
+    while error is not None and not text:
         with contextlib.suppress(Exception):  # a tool never breaks the program that it watches
             text = _of_error(error)
-            if text:
-                say(f"torch-promote: {text}")
-                return
         error = error.__cause__ or error.__context__
+    with contextlib.suppress(Exception):
+        if not text and (text := _of_python(ended)):
+            text += " `torch-promote trace` names the last calls before it that changed a dtype."
+    if text:
+        say(f"torch-promote: {text}")
 
 
 def _of_error(error: BaseException) -> str:
-    steps = list(traceback.walk_tb(error.__traceback__))
+    steps, trace = list(traceback.walk_tb(error.__traceback__)), _trace_of(error)
     if not steps:
         return ""
-    steps = steps[: -1 if steps[-1][0].f_code in _CALLS_OF_OPS else None] or steps
+    # A custom op's kernel may be in Python.
+    at = next((at for at, (frame, _) in enumerate(steps) if frame.f_code in _CALLS_OF_OPS), None)
+    steps = steps[:at] or steps
     text = f"{type(error).__name__}: {error}"
     frames = [one for one, _ in steps]
     idle = _never_acts(frames)
     if told := cure_of_compiled(text, idle):
         return told
     own = _of_program(frames)
-    (frame, number), below = steps[own], frames[own + 1 :] if own >= 0 else []
+    frame, below = frames[own], frames[own + 1 :] if own >= 0 else []
     compiled = any(role(one.f_code).is_compiled for one in below)
     in_backward = any(one.f_code.co_name == "_engine_run_backward" for one in frames)
-    line = shown_line(f"{frame.f_code.co_filename}:{number}")
-    path = RunningModules().path_at(frame if compiled else steps[-1][0])
-    where = f"{short_line(line)}{_in_compiled(line) if compiled else ''}{_called_at(steps)}, module {module_name(path)}"
+    in_graph = next(filter(None, (line_in_graph(*one) for one in reversed(steps[own + 1 :]))), "")
+    line = shown_line(in_graph or _line(steps[own]))
+    modules = RunningModules()
+    path = modules.path_at(frame if compiled else steps[-1][0])
+    where = f"{_spell_line(line, compiled)}{_called_at(steps)}, module {module_name(path)}"
     in_thread, handed_on = _is_in_thread(frames), _HANDED_ON.search(text)
     known = f"{cure_by_text(text)}{_in_half(frames)}"
     if re.search(_OF_CHECKPOINT, text) and not in_thread:
@@ -741,10 +841,8 @@ def _of_error(error: BaseException) -> str:
     function = _custom_function(frames)
     if in_backward and not compiled and not function.startswith(_DECORATED):
         return f"{where}, backward: {_of_a_backward((), function) or ask or _IN_THREAD}"
-    last = error.__traceback__
-    while last is not None and last.tb_next is not None:
-        last = last.tb_next
-    call = None if last is None else _written_call(last, path, short_line(line))
+    step = trace[-1 if at is None else at]
+    call = None if _is_raise(step) else _written_call(step, modules, path, short_line(line))
     if call is None:  # such as an error that a program raises itself
         return ""
     shown_dtypes = {one.dtype for one in call.inputs if _is_float(one.dtype)}
@@ -752,8 +850,10 @@ def _of_error(error: BaseException) -> str:
         # Such as weights that functional_call has put back, or the tangents of a forward-mode derivative.
         return f"{call.op}, at {where}. The tensors that the traceback shows have one dtype. {ask}".rstrip()
     shown = f"{call.op} of {_tensors(call.inputs)}" if call.inputs else call.op
-    code = _OF_COMPILED if compiled else _CALLING if below else _AT_LINE
+    code = _OF_COMPILED if compiled else _CALLING if below and not line_in_graph(*steps[-1]) else _AT_LINE
     if code is _CALLING:  # whose names these are
+        # If code of PyTorch's calls that, no tensor of the program stands there.
+        code *= all(is_of_program(one) or one.f_code in _MODULE_CALLS for one in below[:-1])
         where = f"{short_line(f'{frames[-1].f_code.co_filename}:{steps[-1][1]}')}, called at {where}"
     advice = _of_a_step(call.inputs) if _is_in_step(below) else f"{_advice(call, text, code, in_thread, idle)}{ask}"
     return f"{shown}, at {where}. {advice}".rstrip()
@@ -762,7 +862,7 @@ def _of_error(error: BaseException) -> str:
 def _advice(call: Call, text: str, place: str = _AT_LINE, in_thread: bool = False, idle: bool = False) -> str:
     """What cures the error of a call of which a traceback alone is known."""
     by_hand, dtypes = _by_hand(call, place)[0], {one.dtype for one in call.inputs if _is_float(one.dtype)}
-    if len(dtypes) < 2 and not _NEEDS_FLOAT32.search(text):  # the traceback does not show the other tensor
+    if (len(dtypes) < 2 and not _NEEDS_FLOAT32.search(text)) or not place:  # or does not show the other tensor
         by_hand = ""
     by_hand += " " * bool(by_hand)
     if in_thread or place == _OF_COMPILED:
@@ -773,6 +873,8 @@ def _advice(call: Call, text: str, place: str = _AT_LINE, in_thread: bool = Fals
     stock = stock_policy(call.name, device) if device in DEVICE_TYPES else None
     if _keeps(one.dtype for one in call.inputs if _is_float(one.dtype)) or not key or idle:
         return by_hand
+    if len(dtypes) > 1 and not call.op.startswith("aten::") and (call.name, device) not in registered_policies():
+        return f"{_of_library(call.name, dtypes)} {by_hand}"
     lower = stock is CastPolicy.lower_precision_fp and _NEEDS_FLOAT32.search(text)
     if stock not in (None, CastPolicy.fallthrough, CastPolicy.banned) and not lower:
         return f"Autocast casts for this op, so it is off at that line, and no override acts. {by_hand}"
@@ -801,17 +903,17 @@ def _is_of_two(text: str) -> bool:
 
 def is_about_dtypes(text: str) -> bool:
     """Whether the text of an error may be of dtypes."""
-    return bool(_ABOUT_DTYPES.search(text) or _NEEDS_FLOAT32.search(text))
+    return any(one.search(text) for one in (_ABOUT_DTYPES, _NEEDS_FLOAT32, _NAMES_DTYPES))
 
 
-def _written_call(step: types.TracebackType, module: str, line: str) -> Call | None:
+def _written_call(step: types.TracebackType, modules: RunningModules, module: str, line: str) -> Call | None:
     """The call that a line of a traceback made, with the tensors whose names stand in it; None if it is no op's."""
     frame = step.tb_frame
     if frame.f_code in _CALLS_OF_OPS:  # such as that of a graph
         op, args, named = (frame.f_locals[name] for name in ("self", "args", "kwargs"))
         op = op if isinstance(op, torch._ops.OpOverload) else getattr(op, op.overloads()[0])
         given = zip((one.name for one in op._schema.arguments), args, strict=False)
-        return _call(op.name(), _infos([*given, *named.items()]), module, line)
+        return _call(op.name(), _infos([*given, *named.items()], modules), module, line)
     positions = list(frame.f_code.co_positions())[step.tb_lasti // 2]
     first, last, begin, end = positions
     if first is None or last is None or begin is None or end is None:
@@ -827,7 +929,7 @@ def _written_call(step: types.TracebackType, module: str, line: str) -> Call | N
         node = ast.parse(f"({written})", mode="eval").body
     except SyntaxError:  # x += y
         node = ast.parse(written.strip()).body[0]
-    op, operands = _Names(frame, first).read(node)
+    op, operands = _Names(frame, first, modules).read(node)
     if not op:
         return None
     to_out = isinstance(node, ast.Call) and any(keyword.arg == "out" for keyword in node.keywords)
@@ -835,7 +937,7 @@ def _written_call(step: types.TracebackType, module: str, line: str) -> Call | N
     return _call(overloads[0], operands, module, line)
 
 
-def _infos(named: Iterable[tuple[str, Any]]) -> tuple[TensorInfo, ...]:
+def _infos(named: Iterable[tuple[str, Any]], modules: RunningModules) -> tuple[TensorInfo, ...]:
     """The tensors among named values, and in their lists."""
     lists = ((name, value if isinstance(value, list | tuple) else None, value) for name, value in named)
     found = [
@@ -844,7 +946,10 @@ def _infos(named: Iterable[tuple[str, Any]]) -> tuple[TensorInfo, ...]:
         for place, tensor in enumerate([value] if values is None else values)
         if isinstance(tensor, torch.Tensor) and not tensor.is_nested
     ]
-    return tuple(TensorInfo(name, one.dtype, tuple(one.shape), str(one.device)) for name, one in found)
+    return tuple(
+        TensorInfo(name, one.dtype, tuple(one.shape), str(one.device), owner=modules.spell_owner(one))
+        for name, one in found
+    )
 
 
 def _call(name: str, infos: tuple[TensorInfo, ...], module: str, line: str) -> Call:
@@ -894,9 +999,10 @@ def _tensor_arguments(name: str) -> list[str]:
 class _Names:
     """Reads the tensors that a piece of code names from a frame, without calling anything."""
 
-    def __init__(self, frame: types.FrameType, line: int) -> None:
+    def __init__(self, frame: types.FrameType, line: int, modules: RunningModules) -> None:
         self._frame = frame
         self._line = line
+        self._modules = modules
 
     def read(self, node: ast.AST) -> tuple[Any, tuple[TensorInfo, ...]]:
         """The op of a call, by its name or function, and its operands; "" if it is none."""
@@ -917,7 +1023,8 @@ class _Names:
             name = _OPERATORS.get(type(node.op).__name__, "")
             return name and f"{name}_", self._tensors([node.target, node.value])
         if isinstance(node, ast.Subscript):
-            return "index_put_", self._tensors([node.value, *self._stored(node)])
+            tensors = self._tensors([node.value, *self._stored(node)])
+            return "index_put_" if tensors else "", tensors  # such as a dict
         return "", ()
 
     def _stored(self, node: ast.Subscript) -> list[ast.expr]:
@@ -928,7 +1035,7 @@ class _Names:
         return [one.value for one in found]
 
     def _tensors(self, nodes: Sequence[ast.expr]) -> tuple[TensorInfo, ...]:
-        return _infos((ast.unparse(node), self._value(node)) for node in nodes)
+        return _infos(((ast.unparse(node), self._value(node)) for node in nodes), self._modules)
 
     def _value(self, node: ast.AST) -> Any:
         if isinstance(node, ast.Constant):

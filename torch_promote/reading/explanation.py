@@ -309,13 +309,13 @@ class _Explainer:
 
     def _promoting(self) -> Iterator[str]:
         """Yields how to keep ops in low precision whose float32 operand, such as a bias, is the smaller one."""
-        found: dict[tuple[str, str, bool], tuple[TensorInfo, TensorInfo]] = {}
+        found: dict[tuple[str, str, bool, str], tuple[TensorInfo, TensorInfo]] = {}
         for call, wide, lower in promoted(self.stored):
-            found.setdefault((call.name, call.module, call.policy_source == BY_SETTER), (wide, lower))
-        for (op, module, by_setter), (wide, lower) in found.items():
+            found.setdefault((call.name, call.module, call.policy_source == BY_SETTER, wide.owner), (wide, lower))
+        for (op, module, by_setter, _), (wide, lower) in found.items():
             code = self._code(op, module, "lower", in_backward=False)
             yield (
-                f"{op.partition('.')[0].removeprefix('aten::')}=lower: {wide.name}, of float32, promotes {lower.name} "
+                f"{op.partition('.')[0].removeprefix('aten::')}=lower: {wide.label}, of float32, promotes {lower.name} "
                 f"of {dtype_name(lower.dtype)}, which has more elements, to float32. To run it in the autocast dtype: "
                 f"{code}{', in place of torch.set_autocast_enabled, under which no override acts' * by_setter}."
             )

@@ -132,7 +132,7 @@ def savings(calls: Sequence[Call]) -> list[Saving]:
     return [Saving(remedy, len(sizes), sum(sizes), effect) for remedy, sizes, effect in found if sizes]
 
 
-def promoted(calls: Iterable[Call]) -> Iterator[tuple[Call, TensorInfo, TensorInfo]]:
+def promoted(calls: Iterable[Call], of_any_size: bool = False) -> Iterator[tuple[Call, TensorInfo, TensorInfo]]:
     """Yields calls of forwards that return float32 for a smaller operand, with both; "lower" is legal for their ops."""
     for call in calls:
         if call.phase != "forward" or call.policy is not None or not call.outputs:
@@ -144,7 +144,7 @@ def promoted(calls: Iterable[Call]) -> Iterator[tuple[Call, TensorInfo, TensorIn
             continue
         found = (one for one in call.inputs if one.dtype is torch.float32)
         wide = max(found, key=lambda one: math.prod(one.shape), default=lower)
-        is_smaller = math.prod(wide.shape) < math.prod(lower.shape)
+        is_smaller = of_any_size or math.prod(wide.shape) < math.prod(lower.shape)
         if is_smaller and why_illegal(call.name, CastPolicy.lower_precision_fp) is None:
             yield call, wide, lower
 
@@ -153,7 +153,7 @@ def promotions(calls: Iterable[Call]) -> list[tuple[str, str, str, int, int, str
     """Returns rows of promoted calls, by op, line and operands: op, line, dtypes, calls, bytes, override if it acts."""
     found: dict[tuple[str, str, str, bool], list[int]] = {}
     for call, wide, lower in promoted(calls):
-        shapes = f"{lower.name} {dtype_name(lower.dtype)}{list(lower.shape)}, {wide.name} float32{list(wide.shape)}"
+        shapes = f"{lower.label} {lower.dtype_and_shape}, {wide.label} {wide.dtype_and_shape}"
         numbers = found.setdefault((call.op, call.line, shapes, call.policy_source != BY_SETTER), [0, 0])
         numbers[0] += 1
         numbers[1] += 4 * math.prod(call.outputs[0].shape)

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar, Literal, Self, TypeAlias, get_args, overload
 
 from torch_promote.errors import OptionError, check_path, explains_arguments, shown
-from torch_promote.observe.call import COMPILED, Phase, TensorInfo
-from torch_promote.observe.policy_sources import UnusedOverride
+from torch_promote.observe.call import AUTOCAST_OFF, COMPILED, Phase, TensorInfo
+from torch_promote.observe.policy_sources import NO_REGION, UnusedOverride
 from torch_promote.reading.difference import Difference, compare_recordings
-from torch_promote.reading.dtype_errors import cure_of, describe_raised, differs_in_recomputation
+from torch_promote.reading.dtype_errors import cure_of, describe_raised, of_calls_before, short_source
 from torch_promote.reading.explanation import Explanation, describe_call, explain
 from torch_promote.reading.findings import (
     OPTIMIZER,
@@ -50,8 +50,8 @@ from torch_promote.report.codec import WRONG_DATA, encode
 
 _SAVED = f'Pass a file that trace(record="NAME{SUFFIX}") or report.save("NAME{SUFFIX}") wrote.'
 
-#: The number of errors that the program has handled, in a report.
-_ERRORS_SHOWN = 3
+#: The number of errors that the program has handled, and of reasons why autocast was off, in a report.
+_SHOWN = 3
 
 
 class TraceReport(Recording, Report):
@@ -174,9 +174,9 @@ class TraceReport(Recording, Report):
         failure = self.failure
         assert failure is not None
         said = textwrap.shorten(failure.text, 200).rstrip(".")
-        differs = "" if self.dropped else differs_in_recomputation(failure, self.calls)
+        before = "" if self.dropped else of_calls_before(failure, self.calls)
         if not failure.in_call or not self.raised:
-            return f"The program ended with {said}. {failure.told} {differs}".rstrip()
+            return f"The program ended with {said}. {failure.told} {before}".rstrip()
         cure = cure_of(self.raised[-1], failure, self.calls).text
         call = f"{describe_raised(self.raised[-1])}{failure.called_at}"
         return f"The call that raised: {call}: {said}.{cure and f' What cures it: {cure}'}"
@@ -201,8 +201,13 @@ class TraceReport(Recording, Report):
                 f"functions are part of their graphs.{raised}"
             )
         if not having:
+            why = [one for one, _ in total.rules.most_common() if one.startswith((NO_REGION, AUTOCAST_OFF))]
+            why_off = f": {'; '.join(map(short_source, why[:_SHOWN]))}." if why else "."
+            device = why[0].removeprefix(NO_REGION).partition(":")[0] if why and why[0].startswith(NO_REGION) else ""
+            why_off += f' The tensors are on {device}: torch.autocast("{device}").' if device else ""
             return (
-                f"Autocast was off or had no policy for all calls ({total.calls:,}), which kept their dtypes.{raised}"
+                f"Autocast was off or had no policy for all calls ({total.calls:,}), which kept their "
+                f"dtypes{why_off}{raised}"
             )
         casts = f"Casts made: {total.casts:,} ({size(total.bytes)}), {total.repeated:,} of them repeated."
         return f"Autocast had a policy for {having:,} of {total.calls:,} calls. {casts}{raised}"
@@ -264,8 +269,7 @@ class TraceReport(Recording, Report):
         ended = self.failure is not None and self.failure.in_call
         others = self.raised[: len(self.raised) - ended]
         cures = [
-            (describe_raised(one), cure_of(one, None, self.calls).text or None)
-            for one in reversed(others[-_ERRORS_SHOWN:])
+            (describe_raised(one), cure_of(one, None, self.calls).text or None) for one in reversed(others[-_SHOWN:])
         ]
         yield Table("Calls that raised", ("call", "what cures it"), cures)
         unused = [

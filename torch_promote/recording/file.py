@@ -387,7 +387,7 @@ class _Reader:
         """Reads lines up to the end, which is returned; None if the file was not finished."""
         define: dict[str, Callable[[Any], None]] = {
             "module": lambda data: self._modules.append(decode(str, data)),
-            "tensor": lambda data: self._tensors.append(decode(TensorInfo, data)),
+            "tensor": lambda data: self._tensors.append(decode(TensorInfo, {"owner": "", **data})),
             "kind": self._read_kind,
             "thread": lambda data: None,  # a call has its number
             "arguments": lambda data: self._arguments.append(arguments_of(decode(Mapping[str, Any], data))),
