@@ -302,7 +302,7 @@ def _without_gradient(optimizer: Optimizer, names: Mapping[torch.Tensor, str], u
     """Says why no parameter of an optimizer has a gradient, as far as it is known."""
     parameters = [one for group in optimizer.param_groups for one in group["params"]]
     optimizers = [one for one in gc.get_objects() if issubclass(type(one), Optimizer)]
-    held = {one for each in optimizers for group in each.param_groups for one in group["params"]}
+    held = {one for each in optimizers for group in getattr(each, "param_groups", ()) for one in group["params"]}
     left = [name for one, name in names.items() if one.grad is not None and one not in held]
     is_read = uses is not None and any(uses.first_dtype(one) is not None for one in parameters)
     told = f"No call that autograd recorded read the optimizer's {len(parameters):,} parameters. "
@@ -312,7 +312,7 @@ def _without_gradient(optimizer: Optimizer, names: Mapping[torch.Tensor, str], u
     if left and not is_read:
         told += f"{len(left):,} others have gradients and are in no optimizer: {some_of(left)}."
         return f"{told} Build the optimizer after the model is final."
-    if is_read and any(one.grad is not None for one in held):
+    if is_read and uses is not None and any(map(uses.scaled.of_optimizer, optimizers)):
         return "Another optimizer has some. Call scaler.step() for those alone that have a gradient in this step."
     told += "Call backward() before the step, and optimizer.zero_grad() after it"
     return f"{told}." if is_read else f"{told}; check that the optimizer has the parameters of this model."

@@ -401,14 +401,14 @@ class ScaledGradients:
         return not self.are_unscaled and "scaled gradient" in self._held_by(tensors)
 
     def of_optimizer(self, optimizer: torch.optim.Optimizer) -> set[_Held]:
-        """What is known of an optimizer's gradients since a loss was scaled."""
+        """What is known of an optimizer's gradients since the last update of the scale."""
         every = (one.grad for group in optimizer.param_groups for one in group["params"])
-        return set() if self.are_unscaled else self._held_by(one for one in every if one is not None)
+        return self._held_by(one for one in every if one is not None)
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> ScaledStep | None:
         """Called before a step of an optimizer. Returns it if its gradients are scaled, and it does not divide them."""
-        held = self.of_optimizer(optimizer) & {"scaled gradient", "partly scaled gradient"}
-        if not self.scale or not held:
+        wrong: set[_Held] = {"scaled gradient", "partly scaled gradient"}
+        if not self.scale or self.are_unscaled or wrong.isdisjoint(self.of_optimizer(optimizer)):
             return None
         frame = next((one for one in frames() if one.f_code is GradScaler.step.__code__), None)
         if frame is not None:
