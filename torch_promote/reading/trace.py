@@ -114,7 +114,8 @@ class Tracer:
         self._observer.skips_optimizers = skips_optimizers
 
     def _ended(self, of: OpenCall, call: Call | None, results: list[torch.Tensor]) -> None:
-        self._uses.ended(of, call, results)
+        with recording_lock:  # autograd may have several threads
+            self._uses.ended(of, call, results)
         if self._recorder is not None:
             self._recorder.ended(of, call, results)
             return

@@ -535,8 +535,7 @@ class TensorUses:
 
     def conversion(self, tensor: torch.Tensor) -> Call | None:
         """The call with which the program has converted another tensor to what a tensor's memory is, if it is known."""
-        known = self._converted.get(tensor.untyped_storage()._cdata) if has_storage(tensor) else None
-        return known and known[1]
+        return next((self._converted[one][1] for one in _addresses([tensor]) if one in self._converted), None)
 
 
 # --- versions, devices and settings
