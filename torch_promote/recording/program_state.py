@@ -512,7 +512,8 @@ class TensorUses:
         if of.phase != "backward" and torch.is_grad_enabled():
             for one in of.read:
                 if one.requires_grad and one.is_leaf and self.first_dtype(one) is None:
-                    self._read[id(one)] = weakref.ref(one), one.dtype
+                    key = id(one)
+                    self._read[key] = weakref.ref(one, lambda _, key=key: self._read.pop(key, None)), one.dtype
         if call is None or call.error:
             return
         self.scaled.watch(of, call, results)
