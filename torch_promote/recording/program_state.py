@@ -512,8 +512,8 @@ class TensorUses:
         if of.phase != "backward" and torch.is_grad_enabled():
             for one in of.read:
                 if one.requires_grad and one.is_leaf and self.first_dtype(one) is None:
-                    key = id(one)
-                    self._read[key] = weakref.ref(one, lambda _, key=key: self._read.pop(key, None)), one.dtype
+                    end = functools.partial(self._end, id(one))
+                    self._read[id(one)] = weakref.ref(one, end), one.dtype
         if call is None or call.error:
             return
         self.scaled.watch(of, call, results)
@@ -528,6 +528,9 @@ class TensorUses:
             if len(self._converted) > self._most:
                 self._converted = {key: one for key, one in self._converted.items() if not one[0].expired()}
                 self._most = 1000 + 2 * len(self._converted)
+
+    def _end(self, key: int, reference: object) -> None:
+        self._read.pop(key, None)
 
     def first_dtype(self, tensor: torch.Tensor) -> torch.dtype | None:
         """The dtype that a leaf had when a call that autograd recorded read it first; None if none has."""
