@@ -884,3 +884,140 @@ def test_a_decorator_of_another_device_type() -> None:
     with tp.install(), tp.trace() as report:
         execute(Row("", "", "", ""), code.format('"cpu"'))
     assert report.total.policies.total() == 1
+
+
+UNSCALED_TWICE = """
+optimizer = torch.optim.SGD([weight := nn.Parameter(torch.zeros(4))], lr=1.0)
+for update in (False, {updates}):
+    if update:
+        scaler.update()
+    {clears}
+    scaler.scale(weight.sum()).backward()
+    scaler.unscale_(optimizer)
+scaler.step(optimizer)
+assert -weight.min().item() == {gradient}, "another gradient"
+"""
+
+
+@pytest.mark.parametrize(
+    ("clears", "gradient"),
+    [("optimizer.zero_grad()", 1), ("optimizer.zero_grad(set_to_none=False)", 1), ("pass", 2)],
+)
+def test_a_second_unscale(clears: str, gradient: int, tools: Callable[[str], Said]) -> None:
+    """An update before the second backward cures it if the gradients are new; the sum of two would have two scales."""
+    said = tools(UNSCALED_TWICE.format(updates=False, clears=clears, gradient=gradient)).trace
+    advised = "call scaler.update() before that backward." in said
+    assert advised == (gradient == 1), said
+    assert ("With accumulated gradients, call it only where the optimizer steps." in said) != advised
+    with contextlib.nullcontext() if advised else pytest.raises(AssertionError, match="another gradient"):
+        execute(Row("", "", "", ""), UNSCALED_TWICE.format(updates=True, clears=clears, gradient=gradient))
+
+
+REPLACED = """
+import copy
+{before}
+model = copy.deepcopy(model)
+{after}
+scaler.scale(model(x).sum()).backward()
+scaler.step(optimizer)
+"""
+BUILT = "optimizer = torch.optim.SGD(model.parameters())"
+SEVERAL = """
+other = nn.Linear(4, 4)
+of_other = torch.optim.SGD(other.parameters())
+for optimizer in {steps}:
+    scaler.scale(other(model(x).detach()).sum()).backward()
+    scaler.step(optimizer)
+"""
+
+
+def test_an_optimizer_of_a_model_that_was_replaced(tools: Callable[[str], Said]) -> None:
+    run, trace = tools(REPLACED.format(before=BUILT, after=""))
+    cure = (
+        "2 others have gradients and are in no optimizer: weight, bias. Build the optimizer after the model is final."
+    )
+    assert trace.endswith(f"No call that autograd recorded read the optimizer's 2 parameters. {cure}"), trace
+    assert run.endswith(f"No parameter of the optimizer has a gradient. {cure}"), run
+    execute(Row("", "", "", ""), REPLACED.format(before="", after=BUILT))
+
+
+@pytest.mark.parametrize(
+    ("code", "cure", "says"),
+    [
+        (
+            SEVERAL.format(steps="(optimizer,)"),
+            SEVERAL.format(steps="(of_other,)"),
+            "Another optimizer has some. Call scaler.step() for those alone that have a gradient in this step.",
+        ),
+        (
+            "model.requires_grad_(False); scaler.scale((model(x) + nn.Parameter(x)).sum()).backward(); "
+            "scaler.step(optimizer)",
+            "scaler.scale((model(x) + nn.Parameter(x)).sum()).backward(); scaler.step(optimizer)",
+            "None requires one.",
+        ),
+        (
+            "scaler.scale(model(x).sum()).backward(); optimizer.zero_grad(); scaler.step(optimizer)",
+            "scaler.scale(model(x).sum()).backward(); scaler.step(optimizer); optimizer.zero_grad()",
+            "Call backward() before the step, and optimizer.zero_grad() after it.",
+        ),
+    ],
+    ids=["several", "frozen", "cleared"],
+)
+def test_an_optimizer_without_gradients(code: str, cure: str, says: str, tools: Callable[[str], Said]) -> None:
+    assert tools(code).trace.endswith(f"No parameter of the optimizer has a gradient. {says}")
+    execute(Row("", "", "", ""), cure)
+
+
+HALF = """
+class Adapted(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.base, self.adapter = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+        self.base.requires_grad_(False)
+    def forward(self, x):
+        {converts}
+        return self.base(x) + self.adapter(x)
+model = Adapted()
+{loads}
+optimizer = torch.optim.SGD([model.adapter.weight])
+with torch.autocast("cpu", dtype=torch.float16):
+    loss = model(x).sum()
+scaler.scale(loss).backward()
+scaler.step(optimizer)
+"""
+STORES = "self.adapter.weight.data = self.adapter.weight.data.to(torch.float16)"
+MADE = "model.adapter.weight = nn.Parameter(torch.ones(4, 4, dtype=torch.float16))"
+KEEPS = (
+    " Keep the model in float32, and let autocast cast: no model.half(), and no dtype=torch.float16 where it is loaded."
+)
+LEAVES = " Leave these in float32 there, and convert a copy for a call."
+FROZEN = "for p in model.parameters(): if p.requires_grad: p.data = p.data.float()"
+
+
+@pytest.mark.parametrize(
+    ("converts", "loads", "cure", "says"),
+    [
+        (STORES, "", ("", ""), f" (converted from float32 at program.py:8).{LEAVES}"),
+        ("", MADE, ("", ""), f".{KEEPS}"),
+        (
+            "",
+            "model.half()",
+            ("", f"model.half()\n{FROZEN.replace(': if', ':' + chr(10) + '    if')}"),
+            f" (converted from float32 at program.py:11).{LEAVES} Parameters that are frozen may stay in float16: "
+            f"`{FROZEN}`.",
+        ),
+        (
+            "self.adapter(x); self.adapter.weight.data = torch.ones(4, 4, dtype=torch.float16)",
+            "",
+            ("self.adapter(x)", ""),
+            f" (read first in float32).{LEAVES}",
+        ),
+    ],
+    ids=["in a forward", "from the start", "the whole model", "not by a conversion"],
+)
+def test_parameters_in_float16(
+    converts: str, loads: str, cure: tuple[str, str], says: str, tools: Callable[[str], Said]
+) -> None:
+    said = tools(HALF.format(converts=converts or "pass", loads=loads)).trace
+    assert said.endswith(f"Of the optimizer's 1, these are float16: adapter.weight{says}"), said
+    execute(Row("", "", "", ""), HALF.format(converts=cure[0] or "pass", loads=cure[1]))

@@ -1168,6 +1168,46 @@ def test_a_step_with_gradients_that_are_scaled(how: str) -> None:
     assert "in place of optimizer.step(); otherwise no inf or NaN" in said
 
 
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("how", ["cleared", "zeros", "added", "updated", "divided", "another"])
+def test_a_scaled_backward_after_unscale(how: str, fused: bool) -> None:
+    """Each gradient is 1 or their sum is 2, without a scale; a step of a rate of 1 subtracts it."""
+    weight, other = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4))
+    optimizer = torch.optim.SGD([weight], lr=1.0, fused=fused)
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+
+    def step() -> None:
+        scaler.scale(weight.sum()).backward()
+        scaler.unscale_(optimizer)
+        if how == "updated":
+            scaler.update()
+        if how not in ("added", "another"):
+            optimizer.zero_grad(set_to_none=how != "zeros")
+        scaler.scale((other if how == "another" else weight).sum()).backward()
+        if how == "divided":
+            weight.grad.div_(scaler.get_scale())  # type: ignore[union-attr]
+        scaler.step(optimizer)
+        scaler.update()
+
+    def run(tool: Callable[[], Any]) -> tuple[Any, bool]:
+        with torch.no_grad():
+            weight.fill_(1.0)
+        optimizer.zero_grad()
+        with tool() as report:
+            step()
+        return report, float((1 - weight.detach()).max()) > 2
+
+    found, is_wrong = run(find_nonfinite)
+    traced, _ = run(tp.trace)
+    said = "SGD stepped with gradients that GradScaler had multiplied by 64, "
+    assert is_wrong == (how in ("cleared", "zeros", "added"))
+    for report in (found, traced):
+        assert report.content().verdict.startswith(said) == is_wrong, str(report)
+        assert ("Call scaler.update() before a backward that makes new gradients" in str(report.content())) == is_wrong
+    assert NonfiniteReport.from_dict(json.loads(json.dumps(found.to_dict()))).to_dict() == found.to_dict()
+    assert found.to_dict()["stepped_scaled"] is None
+
+
 def own_clip(parameters: list[nn.Parameter], reads: bool) -> None:
     norm = torch.stack([one.grad.norm() for one in parameters if one.grad is not None]).norm()
     factor = 1e-3 / (norm.item() + 1e-6) if reads else (1e-3 / norm).clamp(max=1.0)

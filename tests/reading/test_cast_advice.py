@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ import torch_promote as tp
 from torch_promote import _C
 from torch_promote.reading.findings import savings
 from torch_promote.reading.trace_report import TraceReport
+from torch_promote.report.base import Table
 
 X = torch.randn(3, 2, 4)
 
@@ -221,3 +223,55 @@ def test_a_step_changes_its_weights(optimizer: Any, fused: bool | None, where: A
             steps.zero_grad()
     advised = {(call.module, cast.argument) for call in report.calls for cast in call.casts if cast.avoidable}
     assert advised == {("1", "weight"), ("1", "bias")}
+
+
+class Converting(nn.Module):
+    """Converts what a linear layer returns, and passes it to the next, as adapters in float32 do."""
+
+    def __init__(self, converts: bool, device: str = "cpu") -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+        self.converts, self.device = converts, device
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+            if self.converts:
+                x = x.type_as(layer.weight)
+        return x.to(torch.get_autocast_dtype(self.device))
+
+
+def of_conversions(model: nn.Module, path: Path | None = None) -> TraceReport:
+    with tp.trace(model) as report, torch.autocast("cpu", torch.bfloat16):
+        model(torch.ones(4, 8))
+    if path is None:
+        return report
+    report.save(path)
+    return tp.load(path)
+
+
+@pytest.mark.parametrize("is_read", [False, True])
+def test_conversions_that_autocast_undoes(is_read: bool, tmp_path: Path) -> None:
+    report = of_conversions(Converting(True), tmp_path / "a.jsonl.gz" if is_read else None)
+    line = Converting.forward.__code__.co_firstlineno
+    widened, lowered = f"test_cast_advice.py:{line + 4}", f"test_cast_advice.py:{line + 5}"
+    without = of_conversions(Converting(False))
+    undone = report.total.casts - without.total.casts  # those that leaving the conversion out avoids
+    assert undone == 2
+    table = next(part for part in report.content().parts if getattr(part, "title", "").startswith("Conversions"))
+    assert isinstance(table, Table)
+    assert list(table.rows) == [
+        (widened, "bfloat16 -> float32", ["(model)"], 3, 3 * 4 * 8 * 4, f"casts it back to bfloat16: {undone} casts"),
+        (lowered, "float32 -> bfloat16", ["(model)"], 1, 4 * 8 * 2, None),
+    ]
+    assert f"{widened}, bfloat16 -> float32 (3)" in dict(report.explain("type_as").facts)["conversions"]
+    assert "Conversions that the program makes" not in str(without)
+
+
+@pytest.mark.parametrize(("device", "other"), [("cuda", True), ("cpu", False)])
+def test_a_lower_dtype_that_no_region_has(device: str, other: bool) -> None:
+    facts = {name: values for name, *values in of_conversions(Converting(True, device)).content().facts}
+    line = f"test_cast_advice.py:{Converting.forward.__code__.co_firstlineno + 5}"
+    assert ("float16" in facts) == other
+    if other:
+        assert facts["float16"] == [f"from {line}", "the first conversion to it; no region has this dtype"]

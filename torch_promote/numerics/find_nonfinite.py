@@ -20,6 +20,7 @@ from torch_promote.observe.observer import observe
 from torch_promote.observe.places import RunningModules, check_model, shorten
 from torch_promote.observe.surroundings import watch_steps
 from torch_promote.policy.op_names import exact_key, find_overloads
+from torch_promote.recording.program_state import ScaledStep
 from torch_promote.recording.values import TensorRange
 from torch_promote.reference.dtypes import LOWER_DTYPES, dtype_name
 from torch_promote.report.base import Code, Column, Content, Fact, Listing, Part, Report, Table, module_name, to_json
@@ -50,6 +51,7 @@ _SEEN = (
     "undivided",
     "uncleared",
     "stepped_scaled",
+    "rescaled",
     "unmultiplied",
     "zero_gradients",
     "last_gradients",
@@ -119,8 +121,8 @@ class NonfiniteReport(Report):
 
         Empty if no override can change the result: the kind of the origin is "mathematics", "data", "scaled gradient"
         or "optimizer step", the op has no policy, or no region was open. An override in force is not among them. Empty,
-        too, if the program computes with gradients that are scaled, or does not clear those of a skipped step: an
-        override would hide that.
+        too, if the program computes with gradients that are scaled, or does not clear those of a skipped step, or has
+        GradScaler step with scaled ones: an override would hide that.
         """
         if self._attempts is not None:
             return self._attempts
@@ -129,6 +131,7 @@ class NonfiniteReport(Report):
             fault is None
             or self._seen.undivided
             or self._seen.uncleared
+            or self._seen.rescaled
             or fault.kind in ("mathematics", "data", "scaled gradient", "optimizer step")
         ):
             return []
@@ -189,6 +192,7 @@ class NonfiniteReport(Report):
             "undivided": Call | None,
             "uncleared": tuple[int, str] | None,
             "stepped_scaled": tuple[str, str, float] | None,
+            "rescaled": str,
             "unmultiplied": tuple[Call, int, int, float] | None,
             "checked": int,
         }
@@ -292,12 +296,8 @@ class NonfiniteReport(Report):
                 "step, too."
             )
         if seen.stepped_scaled is not None:
-            name, line, scale = seen.stepped_scaled
-            found.append(
-                f"{name} stepped with gradients that GradScaler had multiplied by {scale:,.10g}, {shorten(line)}: call "
-                "scaler.step(optimizer) and scaler.update() in place of optimizer.step()."
-            )
-        return found
+            found.append(str(ScaledStep(*seen.stepped_scaled)))
+        return [*found, *([seen.rescaled] if seen.rescaled else [])]
 
     def _clean(self) -> str:
         threads = sum(one.number for one in self.not_seen if one.kind == "threads")

@@ -38,11 +38,9 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from types import ModuleType
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import torch
-from torch.amp import grad_scaler
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.utils import clip_grad
 
@@ -66,14 +64,12 @@ from torch_promote.observe.ops import (
     OpFacts,
     asks_for_infinity,
     can_be_read,
-    has_storage,
     tensor_arguments,
-    tensors_in,
     unnoticed,
     written,
 )
-from torch_promote.observe.places import RunningModules, innermost_line, is_ours
-from torch_promote.recording.recorder import loss_of
+from torch_promote.observe.places import RunningModules
+from torch_promote.recording.program_state import ScaledGradients, is_called_by, loss_of, scales_loss, storage_of
 from torch_promote.recording.values import FINITE, Extremes, TensorRange, extremes, is_finite
 from torch_promote.reference.dtypes import LOWER_DTYPES, dtype_name
 
@@ -95,14 +91,14 @@ class Propagation:
         self._add(origin)
 
     def _add(self, tensors: Iterable[torch.Tensor]) -> None:
-        for reference in map(_storage, tensors):
+        for reference in map(storage_of, tensors):
             self._unread.add(_LOST if reference is None else reference.cdata)
             if reference is not None:
                 self._known[reference.cdata] = reference
 
     def read(self, inputs: Iterable[torch.Tensor], outputs: Iterable[torch.Tensor] = ()) -> bool:
         """Called when a call passes on, casts or replaces what it reads. Returns whether an input has such values."""
-        references = [reference for reference in map(_storage, inputs) if reference is not None]
+        references = [reference for reference in map(storage_of, inputs) if reference is not None]
         read = {reference.cdata for reference in references} & self._known.keys()
         self._unread -= read
         if read:
@@ -112,7 +108,7 @@ class Propagation:
     def overwrite(self, tensors: Iterable[torch.Tensor]) -> None:
         """Called when a call has written to tensors: their memory may have no such values any more."""
         for tensor in tensors:
-            reference = _storage(tensor)
+            reference = storage_of(tensor)
             if reference is not None and reference.cdata in self._unread & self._known.keys():
                 with unnoticed(), contextlib.suppress(RuntimeError):  # as in `extremes`
                     whole = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(tensor.untyped_storage())
@@ -122,7 +118,7 @@ class Propagation:
 
     def knows(self, tensors: Iterable[torch.Tensor]) -> bool:
         """Whether one of these tensors contains such values."""
-        return any(one is not None and one.cdata in self._known for one in map(_storage, tensors))
+        return any(one is not None and one.cdata in self._known for one in map(storage_of, tensors))
 
     @property
     def is_marking(self) -> bool:
@@ -144,159 +140,24 @@ class Sources:
 
     def add(self, tensors: Iterable[torch.Tensor], source: NonfiniteOrigin, reader: Call | None = None) -> None:
         """Adds tensors with such values, and the call that passed them on."""
-        self._known |= {one.cdata: (one, source, reader) for one in map(_storage, tensors) if one is not None}
+        self._known |= {one.cdata: (one, source, reader) for one in map(storage_of, tensors) if one is not None}
         if len(self._known) > self._most:
             self._known = {key: one for key, one in list(self._known.items()) if not one[0].expired()}
             self._most = 1000 + 2 * len(self._known)
 
     def of(self, tensors: Iterable[torch.Tensor]) -> NonfiniteOrigin | None:
         """Returns the call that the values of the first tensor come from of which it is known."""
-        known = (self._known.get(one.cdata) for one in map(_storage, tensors) if one is not None)
+        known = (self._known.get(one.cdata) for one in map(storage_of, tensors) if one is not None)
         return next((one[1] for one in known if one is not None), None)
 
     def reader_of(self, tensor: torch.Tensor) -> Call | None:
         """Returns the call that passed such values on to a tensor."""
-        found = None if (storage := _storage(tensor)) is None else self._known.get(storage.cdata)
+        found = None if (storage := storage_of(tensor)) is None else self._known.get(storage.cdata)
         return None if found is None else found[2]
 
 
 #: Stands for the storage of a tensor that cannot be followed, such as a sparse one.
 _LOST = 0
-
-
-def _addresses(tensors: Iterable[torch.Tensor]) -> set[int]:
-    """The addresses of storages; in a backward, a reference to one would keep autograd from adding in place."""
-    return {torch._C._storage_address(one) for one in tensors if has_storage(one)}  # type: ignore[attr-defined]
-
-
-def _numbers_in(args: Sequence[Any]) -> list[float]:
-    """The numbers among arguments, also as tensors without dimensions, as which PyTorch passes them on."""
-    with unnoticed():
-        tensors = (one for one in tensors_in(args) if can_be_read(one) and one.dim() == 0)
-        given = [*args, *(one.item() for one in tensors)]
-        return [one for one in given if isinstance(one, float)]
-
-
-def _storage(tensor: torch.Tensor) -> StorageWeakRef | None:
-    return StorageWeakRef(tensor.untyped_storage()) if has_storage(tensor) else None
-
-
-def _may_be_scale(number: float) -> bool:
-    """Whether a number is a power of 2, as the scales of GradScaler are, and larger than the weights of losses are."""
-    return number >= 16 and math.frexp(number)[0] == 0.5
-
-
-_Held: TypeAlias = Literal["scale", "scaled loss", "scaled gradient", "computed from these", "gradient without scale"]
-"""What memory holds, of GradScaler's scale. The last: of the backward of a loss that no scale has multiplied."""
-
-
-@dataclass(eq=False)
-class ScaledGradients:
-    """GradScaler's scale, and which gradients have it in them."""
-
-    scale: float | None = None  # from the first scaled loss of a step to the update of the scale
-    are_unscaled: bool = True  # whether the gradients are, since the loss was scaled
-    has_overflowed: bool = False  # whether only scaled gradients have overflowed since the last update
-    # Gradients that GradScaler has found not finite, by storage: it, the step, and where a backward has added to them.
-    _refused: dict[int, tuple[StorageWeakRef, int, str | None]] = field(default_factory=dict)
-    _line: str = ""  # of the backward of a loss that runs, or ran last
-    _held: dict[int, _Held] = field(default_factory=dict)  # by the address of a storage
-    is_backward_of_one: bool = False  # whether the backward that runs, or ran last, is of a scaled loss
-
-    def begin(self, scale: float, is_overflow: bool) -> None:
-        """A loss is multiplied by the scale. `is_overflow`: its values come from an overflow that was divided."""
-        self.has_overflowed &= is_overflow
-        self.scale, self.are_unscaled = scale, scale == 1
-
-    def unscale(self, gradients: Sequence[torch.Tensor], found_inf: bool, step: int) -> tuple[int, str] | None:
-        """Gradients were divided by the scale. Returns the step that one was left from, and who has added to it."""
-        self._hold(_addresses(gradients), None)
-        self.are_unscaled = True
-        found = [not is_finite(one) for one in extremes(gradients)] if found_inf else [False] * len(gradients)
-        left, self._refused = self._refused, {key: one for key, one in self._refused.items() if not one[0].expired()}
-        uncleared: list[tuple[int, str]] = []
-        for reference, is_refused in zip(map(_storage, gradients), found, strict=True):
-            _, since, line = left.get(_LOST if reference is None else reference.cdata, (None, step, None))
-            if reference is not None and is_refused:
-                self._refused[reference.cdata] = reference, step if line is None else since, line
-                uncleared += [] if line is None else [(since, line)]
-            elif reference is not None:
-                self._refused.pop(reference.cdata, None)
-        return min(uncleared, default=None)
-
-    def _add_to_refused(self, watched: WatchedCall) -> None:
-        for tensor in watched.results if self._refused and watched.facts.writes else ():
-            known = None if (storage := _storage(tensor)) is None else self._refused.get(storage.cdata)
-            if storage is not None and known is not None:
-                is_left = not is_finite(watched.before.get(id(tensor), FINITE))
-                line = innermost_line() or self._line  # a thread of autograd runs no Python
-                self._refused[storage.cdata] = known[0], known[1], line if is_left else None
-
-    def update(self) -> None:
-        """GradScaler updates its scale."""
-        self.scale, self.has_overflowed = None, False
-        self._forget("scaled gradient", "computed from these")
-
-    def have_scale(self, tensors: Iterable[torch.Tensor]) -> bool:
-        """Whether one of these tensors has the scale in it."""
-        return not self.are_unscaled and "scaled gradient" in self._held_by(tensors)
-
-    def without_scale(self, gradients: Iterable[torch.Tensor]) -> int:
-        """The number of gradients that a loss has which no scale has multiplied."""
-        return sum("gradient without scale" in self._held_by([one]) for one in gradients)
-
-    def are_sized(self, watched: WatchedCall) -> bool:
-        """Whether a call multiplies scaled gradients in place by a tensor that is computed from them."""
-        in_place = watched.facts.op_name.endswith(("mul_", "div_")) and self.have_scale(watched.results)
-        return in_place and "computed from these" in self._held_by(tensors_in(watched.args[1:]))
-
-    def follow(self, watched: WatchedCall, divides: Callable[[WatchedCall], bool]) -> None:
-        """Called after each call."""
-        made, read = _addresses(watched.results), self._held_by(one for _, one in watched.tensors)
-        if watched.scales:
-            self._forget("scaled loss")
-            self._hold(made, "scaled loss")
-            self._hold(_addresses(watched.args[1:2]), "scale")
-        elif watched.call.phase == "backward":
-            self._follow_backward(watched, made, read)
-            self._add_to_refused(watched)
-            return
-        else:
-            depends = watched.call.phase == "forward" and bool(read & {"scaled gradient", "computed from these"})
-            is_divided = depends and divides(watched)
-            has_scale = depends and not is_divided and any(one.is_floating_point() for one in watched.results)
-            is_new = is_divided or not (watched.facts.writes or watched.facts.shares)  # it may reuse memory
-            for one in made:
-                held = self._held.get(one)
-                if is_new or (held != "scaled gradient" and (has_scale or held == "computed from these")):
-                    self._hold([one], "computed from these" if has_scale else None)
-        if (loss := loss_of(watched.call, watched.args)) is not None:
-            self.is_backward_of_one, self._line = "scaled loss" in self._held_by([loss]), watched.call.line
-            self._forget("gradient without scale")
-            self._hold(made if not self.is_backward_of_one else (), "gradient without scale")
-
-    def _follow_backward(self, watched: WatchedCall, made: set[int], read: set[_Held]) -> None:
-        if self.is_backward_of_one:
-            self._hold(made, "scaled gradient")
-            return
-        is_plain = "gradient without scale" in read and not read & {"scaled gradient", "scale"}
-        self._hold(made, "gradient without scale" if is_plain else None)
-        numbers = _numbers_in(watched.args) if is_plain and watched.call.op in ("aten::mul", "aten::mul_") else ()
-        if "scale" in read or any(map(_may_be_scale, numbers)):  # a scale that the program multiplies with itself
-            self._forget("gradient without scale")
-
-    def _held_by(self, tensors: Iterable[torch.Tensor]) -> set[_Held]:
-        return {self._held[one] for one in _addresses(tensors) if one in self._held}
-
-    def _hold(self, addresses: Iterable[int], held: _Held | None) -> None:
-        for one in addresses:
-            if held is None:
-                self._held.pop(one, None)
-            else:
-                self._held[one] = held
-
-    def _forget(self, *kinds: _Held) -> None:
-        self._held = {one: held for one, held in self._held.items() if held not in kinds}
 
 
 @dataclass
@@ -328,6 +189,7 @@ class FinderState:
     uncleared: tuple[int, str] | None = None
     # The first step of an optimizer with gradients that are scaled: its class, the line and the scale.
     stepped_scaled: tuple[str, str, float] | None = None
+    rescaled: str = ""  # the first step that GradScaler made with gradients of a scaled loss, as a sentence
 
 
 # --- verdicts on calls
@@ -554,9 +416,7 @@ class NonfiniteFinder:
         is_cast = of.facts.is_copy and isinstance(around, CastingCall)  # autograd may save what it returns
         if (around is None or is_cast) and (of.autocast or self._recent.concerns(tensors, args)):
             watched.kept = self._recent.keep(args, watched.copies, of.phase)
-        # A number as the other factor is the scale that the scaler hands to a fused optimizer.
-        is_scaling = name == "aten::mul.Tensor" and of.around is None and isinstance(args[1], torch.Tensor)
-        if is_scaling and _is_called_by(grad_scaler, sys._getframe()):
+        if scales_loss(of):
             watched.scales = True
             source = self._sources.of(args[:1])
             is_overflow = source is not None and source.kind == "GradScaler" and source.scale is None
@@ -630,7 +490,9 @@ class NonfiniteFinder:
         elif watched.kept is not None and watched.facts.has_results:
             self._recent.add(watched.facts, watched.kept, call, results)
         scaled = self._scaled
-        scaled.follow(watched, self._divides)
+        scaled.follow(of, call, results, watched.scales)
+        if call.phase == "backward" and watched.facts.writes:
+            scaled.add_to_refused(results, watched.before)
         if watched.facts.name == "aten::_amp_foreach_non_finite_check_and_unscale_":
             (_, found_inf), (_, inverse) = extremes(watched.args[1:3])
             count = scaled.without_scale(watched.args[0])
@@ -639,10 +501,10 @@ class NonfiniteFinder:
             self._note_optimizer(call, found_inf > 0)
             uncleared = scaled.unscale(watched.args[0], found_inf > 0, self.seen.scaler.count)
             self.seen.uncleared = self.seen.uncleared or uncleared
-        elif scaled.are_sized(watched) or (
+        elif scaled.are_sized(watched.facts, watched.args, results) or (
             watched.facts.op_name in _CLIPPING
             and scaled.have_scale(tensor for _, tensor in watched.tensors)
-            and _is_called_by(clip_grad, sys._getframe())
+            and is_called_by(clip_grad)
         ):
             self.seen.clipped = self.seen.clipped or call
         elif self.seen.undivided is None and not scaled.are_unscaled and self._computes_with_scaled(watched, call):
@@ -688,7 +550,7 @@ class NonfiniteFinder:
             and watched.kept is not None
             and not passes
             and self._recent.reads_scaled_gradient(watched.kept, self._scaled.scale or 0.0)
-            and not self._divides(watched)
+            and not self._scaled.divides(watched.call, watched.args)
         )
 
     def _check(self, watched: WatchedCall, parent: WatchedCall | None) -> None:
@@ -733,7 +595,7 @@ class NonfiniteFinder:
                 if spread.read([tensor for _, tensor in watched.tensors], watched.nonfinite):
                     spread.reader = spread.reader or call
             if not call.composite and (source := self._source(watched)) is not None:
-                is_divided = source.kind == "GradScaler" and self._divides(watched)
+                is_divided = source.kind == "GradScaler" and self._scaled.divides(watched.call, watched.args)
                 self._sources.add(watched.nonfinite, replace(source, scale=None) if is_divided else source, call)
             self._settle()
         elif self._is_allowed(call):
@@ -747,12 +609,6 @@ class NonfiniteFinder:
     def _source(self, watched: WatchedCall) -> NonfiniteOrigin | None:
         """The benign call that the non-finite values of the arguments come from, if it is known."""
         return self._sources.of(watched.nonfinite_inputs)
-
-    def _divides(self, watched: WatchedCall) -> bool:
-        """Whether a call of the forward divides by GradScaler's scale."""
-        op = watched.call.op.removesuffix("_").replace("::_foreach_", "::")
-        factor = {"aten::div": self._scaled.scale, "aten::mul": 1 / (self._scaled.scale or 1)}.get(op)
-        return watched.call.phase == "forward" and factor is not None and factor in _numbers_in(watched.args)
 
     def _origin(self, watched: WatchedCall, verdict: Verdict) -> NonfiniteOrigin:
         call, text, step = watched.call, verdict.text, self.seen.steps
@@ -851,9 +707,13 @@ class NonfiniteFinder:
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Called before a step of an optimizer: counts the gradients that are 0."""
-        self._note_scaled_step(optimizer)
         if self.observer.is_done:
             return
+        stepped = None if self.seen.stepped_scaled or self.seen.rescaled else self._scaled.stepped(optimizer)
+        if stepped is not None and stepped.is_again:
+            self.seen.rescaled = str(stepped)
+        elif stepped is not None:
+            self.seen.stepped_scaled = stepped.name, stepped.line, stepped.scale
         given = {id(one): one.grad for group in optimizer.param_groups for one in group["params"]}
         given = {key: one for key, one in given.items() if one is not None and can_be_read(one) and one.numel()}
         found = extremes([*given.values()])
@@ -869,18 +729,6 @@ class NonfiniteFinder:
         self.seen.steps += 1
         with self._lock:
             self._drop_ended()
-
-    def _note_scaled_step(self, optimizer: torch.optim.Optimizer) -> None:
-        if not self._scaled.scale or self.seen.stepped_scaled or self.observer.is_done:
-            return
-        gradients = [one.grad for group in optimizer.param_groups for one in group["params"] if one.grad is not None]
-        if not self._scaled.have_scale(gradients):
-            return
-        frame: Any = sys._getframe(1)
-        while frame is not None and frame.f_code.co_filename != grad_scaler.__file__:
-            frame = frame.f_back
-        if frame is None:  # GradScaler itself hands the scale to a fused optimizer
-            self.seen.stepped_scaled = type(optimizer).__name__, innermost_line(), self._scaled.scale
 
     def _find_loss(self, watched: WatchedCall) -> NonfiniteOrigin | tuple[str, ...]:
         try:
@@ -1127,9 +975,3 @@ def _in_terms_of(parent: WatchedCall, watched: WatchedCall, verdict: Verdict) ->
     if not name and parent.facts.is_cast:  # in a backward, objects differ
         name = parent.tensors[0][0]
     return Verdict(verdict.kind, verdict.inner, name, verdict.text)
-
-
-def _is_called_by(module: ModuleType, frame: Any) -> bool:
-    while frame is not None and is_ours(frame):  # one observer may call another
-        frame = frame.f_back
-    return frame is not None and frame.f_code.co_filename == module.__file__

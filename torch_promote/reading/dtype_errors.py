@@ -18,6 +18,7 @@ import concurrent.futures.thread
 import contextlib
 import dis
 import functools
+import gc
 import itertools
 import linecache
 import os
@@ -48,6 +49,7 @@ from torch_promote.policy.op_names import find_overloads
 from torch_promote.policy.op_table import DEVICE_TYPES, CastPolicy
 from torch_promote.policy.overrides import selects
 from torch_promote.reading.findings import promoted
+from torch_promote.recording.program_state import TensorUses
 from torch_promote.recording.recording import Failure
 from torch_promote.reference.dtypes import LOWER_DTYPES, dtype_name
 from torch_promote.regions.autocast import my_autocast
@@ -61,10 +63,7 @@ _NOT_SAVED = r"_to_copy\.default .*encountered during backward,? but not found i
 _BY_TEXT = {
     "support automatic differentiation": "Calls with out= have no gradient. Assign the result in place of out=, or run "
     "the call under torch.no_grad().",
-    r"Attempting to unscale FP16 gradients": (
-        "GradScaler needs parameters in float32. Keep the model in float32, and let autocast cast: no model.half(), "
-        "and no dtype=torch.float16 where it is loaded."
-    ),
+    r"Attempting to unscale FP16 gradients": "GradScaler needs parameters in float32.",
     r"unscale_\(\) has already been called": (
         "Call scaler.unscale_(optimizer) once before each scaler.step(optimizer), and scaler.update() after it. With "
         "accumulated gradients, call it only where the optimizer steps."
@@ -89,11 +88,7 @@ _BY_TEXT = {
     r"non-finite values|to satisfy the constraint|cannot convert float (NaN|inf)|is not finite": (
         "If a value is inf or NaN, `torch-promote find-nan` names the call that made it."
     ),
-    r"No inf checks were recorded for this optimizer": (
-        "No parameter of the optimizer has a gradient. Call backward() before the step, and optimizer.zero_grad() "
-        "after it; check that the optimizer has the parameters of this model, and that they require gradients. Of "
-        "several optimizers, call scaler.step() for those alone that have a gradient in this step."
-    ),
+    r"No inf checks were recorded for this optimizer": "No parameter of the optimizer has a gradient.",
     r"No inf checks were recorded prior to update": (
         "No gradient was unscaled since the last update. Call scaler.step(optimizer), in place of optimizer.step(), "
         "before scaler.update()."
@@ -144,6 +139,17 @@ _BY_TEXT = {
         "Integers have no gradient: make the tensor floating, or a buffer (register_buffer)."
     ),
 }
+_NEW_GRADIENTS = (
+    "A backward of a scaled loss has made new gradients since the first scaler.unscale_(optimizer), and they are still "
+    "scaled. Keep both calls, and call scaler.update() before that backward."
+)
+_KEEP_FLOAT32 = (
+    " Keep the model in float32, and let autocast cast: no model.half(), and no dtype=torch.float16 where it is loaded."
+)
+_FROZEN = (
+    " Parameters that are frozen may stay in float16: `for p in model.parameters(): if p.requires_grad: p.data = "
+    "p.data.float()`."
+)
 #: Errors of kernels and checks that need a wider dtype, so that float32 comes first among the overrides.
 _NEEDS_FLOAT32 = re.compile(
     r"not implemented for '(Half|BFloat16)'|Low precision dtypes|either float or double|Unsupported dtype|primitive "
@@ -172,7 +178,9 @@ class Cure:
     tried: bool = False  # whether the call was made again under the override, and passed
 
 
-def failure_of(error: BaseException | None, raised: Iterable[tuple[Call, Call]]) -> Failure | None:
+def failure_of(
+    error: BaseException | None, raised: Iterable[tuple[Call, Call]], uses: TensorUses | None = None
+) -> Failure | None:
     """Returns what an error says that ends a block, if it is, or wraps, that of the last call, or is about dtypes."""
     last, ended = next((call for call, _ in reversed(list(raised))), None), error
     while error is not None:
@@ -184,7 +192,7 @@ def failure_of(error: BaseException | None, raised: Iterable[tuple[Call, Call]])
             (last.phase == "backward" and in_backward) or any(last.line and line.endswith(last.line) for line in lines)
         )
         text = _of_script(f"{type(error).__name__}: {error}")
-        told = "" if found else f"{cure_by_text(text)}{_in_half(frames)}" or cure_of_compiled(text, _never_acts(frames))
+        told = "" if found else _cure_in(frames, text, uses) or cure_of_compiled(text, _never_acts(frames))
         if not (found or told) and (_is_in_thread(frames) or _HANDED_ON.search(text)):  # which a trace does not observe
             told = _of_error(error)
         if found and last is not None and _is_in_step(frames[_of_program(frames) + 1 :]):
@@ -297,14 +305,59 @@ def _called_at(steps: Sequence[tuple[types.FrameType, int]], inner: str = "") ->
     return f", called at {short_line(own[-1])}" if own and own[-1] != (inner or lines[-1]) else ""
 
 
-def _in_half(frames: Sequence[types.FrameType]) -> str:
-    """Says which parameters of an optimizer are float16, in the frames of a GradScaler that refuses them; else ""."""
-    of_scaler = (one.f_locals["optimizer"] for one in frames if one.f_code is GradScaler._unscale_grads_.__code__)
-    parameters = [one for optimizer in of_scaler for group in optimizer.param_groups for one in group["params"]]
-    modules = [one for frame in frames for one in frame.f_locals.values() if isinstance(one, nn.Module)]
-    names = {id(one): name for module in modules for name, one in nn.Module.named_parameters(module)}
-    half = [names.get(id(one), f"one of shape {list(one.shape)}") for one in parameters if one.dtype is torch.float16]
-    return f" Of the optimizer's {len(parameters):,}, these are float16: {some_of(half)}." if half else ""
+def _cure_in(frames: Sequence[types.FrameType], text: str, uses: TensorUses | None = None) -> str:
+    """What cures an error whose text says the cause, with what is known of the parameters if a GradScaler raised it."""
+    known = cure_by_text(text)
+    of_scaler = (one.f_locals for one in frames if isinstance(one.f_locals.get("self"), GradScaler))
+    optimizer = next((one["optimizer"] for one in of_scaler if isinstance(one.get("optimizer"), Optimizer)), None)
+    if optimizer is None:
+        return known
+    local = [one for frame in frames for one in frame.f_locals.values() if isinstance(one, nn.Module)]
+    names: dict[torch.Tensor, str] = {one: name for of in local for name, one in nn.Module.named_parameters(of)}
+    for module, path in () if uses is None else uses.modules.named():
+        names |= {one: f"{path}.{name}".lstrip(".") for name, one in module._parameters.items() if one is not None}
+    if "unscale_() has already been called" in text and uses is not None:
+        held = uses.scaled.of_optimizer(optimizer)
+        return _NEW_GRADIENTS if "scaled gradient" in held and "partly scaled gradient" not in held else known
+    if "Attempting to unscale FP16 gradients" in text:
+        return f"{known} {_in_half(optimizer, names, uses)}"
+    is_without = "No inf checks were recorded for" in text
+    return f"{known} {_without_gradient(optimizer, names, uses)}" if is_without else known
+
+
+def _in_half(optimizer: Optimizer, names: Mapping[torch.Tensor, str], uses: TensorUses | None) -> str:
+    """Says which parameters of an optimizer are float16, and since when."""
+    parameters = [one for group in optimizer.param_groups for one in group["params"]]
+    since: dict[str, list[str]] = {}
+    for one in (each for each in parameters if each.dtype is torch.float16):
+        made, first = (None, None) if uses is None else (uses.conversion(one), uses.first_dtype(one))
+        how = "" if first in (None, one.dtype) else f" (read first in {dtype_name(first)})"
+        how = f" (converted from {dtype_name(made.inputs[0].dtype)} at {short_line(made.line)})" if made else how
+        since.setdefault(how, []).append(names.get(one, f"one of shape {list(one.shape)}"))
+    those = "; ".join(f"{some_of(of)}{how}" for how, of in since.items())
+    told = f"Of the optimizer's {len(parameters):,}, these are float16: {those}."
+    told += " Leave these in float32 there, and convert a copy for a call." * any(since) + _KEEP_FLOAT32 * ("" in since)
+    return told + _FROZEN * any(one.dtype is torch.float16 and not one.requires_grad for one in names)
+
+
+def _without_gradient(optimizer: Optimizer, names: Mapping[torch.Tensor, str], uses: TensorUses | None) -> str:
+    """Says why no parameter of an optimizer has a gradient, as far as it is known."""
+    parameters = [one for group in optimizer.param_groups for one in group["params"]]
+    optimizers = [one for one in gc.get_objects() if issubclass(type(one), Optimizer)]
+    held = {one for each in optimizers for group in getattr(each, "param_groups", ()) for one in group["params"]}
+    left = [name for one, name in names.items() if one.grad is not None and one not in held]
+    is_read = uses is not None and any(uses.first_dtype(one) is not None for one in parameters)
+    told = f"No call that autograd recorded read the optimizer's {len(parameters):,} parameters. "
+    told *= not is_read and uses is not None
+    if not any(one.requires_grad for one in parameters):
+        return "None requires one."
+    if left and not is_read:
+        told += f"{len(left):,} others have gradients and are in no optimizer: {some_of(left)}."
+        return f"{told} Build the optimizer after the model is final."
+    if is_read and uses is not None and any(map(uses.scaled.of_optimizer, optimizers)):
+        return "Another optimizer has some. Call scaler.step() for those alone that have a gradient in this step."
+    told += "Call backward() before the step, and optimizer.zero_grad() after it"
+    return f"{told}." if is_read else f"{told}; check that the optimizer has the parameters of this model."
 
 
 def _custom_function(frames: Sequence[types.FrameType]) -> str:
@@ -829,7 +882,7 @@ def _of_error(error: BaseException) -> str:
     path = modules.path_at(frame if compiled else steps[-1][0])
     where = f"{_spell_line(line, compiled)}{_called_at(steps)}, module {module_name(path)}"
     in_thread, handed_on = _is_in_thread(frames), _HANDED_ON.search(text)
-    known = f"{cure_by_text(text)}{_in_half(frames)}"
+    known = _cure_in(frames, text)
     if re.search(_OF_CHECKPOINT, text) and not in_thread:
         known += " `torch-promote trace` names the first call that differs."
     if known or not is_about_dtypes(text.rstrip().rpartition("\n")[2] if handed_on else text):

@@ -16,7 +16,7 @@ from torch_promote.observe.call import AUTOCAST_OFF, BY_CUSTOM_BWD, BY_SETTER, C
 from torch_promote.policy.op_table import FLOAT8_POLICIES, CastPolicy
 from torch_promote.policy.overrides import why_illegal
 from torch_promote.reading.dtype_errors import cure_of, describe_raised, made_by, short_source, spell_autocast
-from torch_promote.reading.findings import is_delicate, promoted, savings
+from torch_promote.reading.findings import conversions, is_delicate, promoted, savings
 from torch_promote.recording.recording import CallGroup, Place
 from torch_promote.reference.dtypes import LOWER_DTYPES, dtype_name
 from torch_promote.regions.defaults import DEFAULT_POLICY
@@ -220,6 +220,8 @@ class _Explainer:
         if self.kind == "line":
             yield "lines", some_of(map(short_line, self.lines))
         yield "dtypes", _counts(whole.dtypes)
+        converted = conversions(report, self.stored)
+        yield "conversions", some_of(f"{line}, {dtypes} ({count:,})" for line, dtypes, _, count, _, _ in converted)
         if self.kind != "module":
             texts = (", ".join(f"{name} {value}" for name, value in call.arguments) for call in self.stored)
             yield "arguments", _counts(Counter(text for text in texts if text))

@@ -16,6 +16,7 @@ from torch_promote.observe.call import AUTOCAST_OFF, BY_SETTER, Call, Cast, Tens
 from torch_promote.observe.ops import facts_of
 from torch_promote.policy.op_table import CastPolicy
 from torch_promote.policy.overrides import why_illegal
+from torch_promote.recording.program_state import conversion_of
 from torch_promote.recording.recording import CallGroup
 from torch_promote.recording.values import EMPTY, Values, combined_norm, unpack_sketch
 from torch_promote.reference.dtypes import LOWER_DTYPES, dtype_name
@@ -162,6 +163,31 @@ def promotions(calls: Iterable[Call]) -> list[tuple[str, str, str, int, int, str
         for (op, line, shapes, acts), (number, total) in found.items()
     ]
     return sorted(rows, key=lambda row: -row[4])
+
+
+def conversions(report: Recording, calls: Iterable[Call]) -> list[tuple[str, str, list[str], int, int, str | None]]:
+    """Returns rows of the program's conversions: line, dtypes, modules, calls, bytes, what autocast undoes of them."""
+    found: dict[str, list[Call]] = defaultdict(list)
+    for call in calls:
+        found[conversion_of(call)].append(call)
+    found.pop("", None)
+    rows = []
+    for key, made in found.items():
+        (line, dtypes), undone = key.split(" ", 1), report.undone[key]
+        modules = dict.fromkeys(module_name(one.module) for one in made)
+        total = sum(math.prod(one.outputs[0].shape) * one.outputs[0].dtype.itemsize for one in made)
+        back = f"casts it back to {dtype_name(made[0].inputs[0].dtype)}: {undone:,} casts" if undone else None
+        rows.append((line, dtypes, [*modules], len(made), total, back))
+    return sorted(rows, key=lambda row: -row[4])
+
+
+def other_dtypes(calls: Sequence[Call]) -> list[tuple[str, str, str]]:
+    """Returns facts of the lower dtypes that the program converts to and no region has: the first conversions."""
+    regions = {dtype for call in calls for _, dtype in call.autocast}
+    first = {call.outputs[0].dtype: call for call in reversed(calls) if conversion_of(call)}
+    others = [one for one in first if one in LOWER_DTYPES and one not in regions and regions]
+    said = "the first conversion to it; no region has this dtype"
+    return [(dtype_name(one), f"from {short_line(first[one].line)}", said) for one in others]
 
 
 def _widens(cast: Cast) -> bool:

@@ -20,8 +20,8 @@ from torch_promote.observe.surroundings import watch_steps
 from torch_promote.reading.dtype_errors import failure_of
 from torch_promote.reading.trace_report import TraceReport
 from torch_promote.recording.file import CALLS_TO_WRITE, RecordingFile
-from torch_promote.recording.program_state import Searched
-from torch_promote.recording.recorder import Recorder, loss_of
+from torch_promote.recording.program_state import Searched, TensorUses, loss_of
+from torch_promote.recording.recorder import Recorder
 from torch_promote.recording.recording import recording_lock
 from torch_promote.recording.values import extremes
 from torch_promote.report.block import block
@@ -106,14 +106,19 @@ class Tracer:
         modules = self._modules = RunningModules(model) if modules is None else modules
         self._recorder = Recorder(self.report, modules, file, steps, searched, skips_optimizers) if values else None
         self._losses: list[tuple[int, torch.Tensor]] = []  # those to read, with the number of steps before each
-        if self._recorder is None:
-            self._observer = CallObserver(modules, self._ended, only_casting=only_casting)
-        else:
-            self._observer = CallObserver(modules, self._recorder.ended, self._recorder.begun, only_casting)
+        self._uses = TensorUses(modules)
+        begun = None if self._recorder is None else self._recorder.begun
+        self._observer = CallObserver(modules, self._ended, begun, only_casting)
+        if self._recorder is not None:
             self._observer.compiled = self._recorder.begin_compiled
         self._observer.skips_optimizers = skips_optimizers
 
     def _ended(self, of: OpenCall, call: Call | None, results: list[torch.Tensor]) -> None:
+        with recording_lock:  # autograd may have several threads
+            self._uses.ended(of, call, results)
+        if self._recorder is not None:
+            self._recorder.ended(of, call, results)
+            return
         if call is None:
             return
         with recording_lock:
@@ -136,6 +141,12 @@ class Tracer:
         for (step, _), ends in zip(waiting, extremes([loss for _, loss in waiting]), strict=True):
             self.report.nonfinite.add_loss(math.isnan(ends[0]), any(map(math.isinf, ends)), step)
 
+    def _before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        if not self.report.scaled_step:
+            self.report.scaled_step = str(self._uses.scaled.stepped(optimizer) or "")
+        if self._recorder is not None:
+            self._recorder.before_step(optimizer)
+
     def _stepped(self, optimizer: torch.optim.Optimizer) -> None:
         self.report.steps += 1
         self._observer.stepped(optimizer)
@@ -145,9 +156,8 @@ class Tracer:
             self._file.flush(self.report)
 
     def __enter__(self) -> TraceReport:
-        before = None if self._recorder is None else self._recorder.before_step
         try:
-            self._block.enter_context(watch_steps(self._stepped, before))
+            self._block.enter_context(watch_steps(self._stepped, self._before_step))
             self._block.enter_context(observe(self._observer, self.report.not_seen))
         except BaseException:
             self._block.close()
@@ -157,7 +167,8 @@ class Tracer:
     def __exit__(self, kind: object = None, error: BaseException | None = None, traceback: object = None) -> None:
         report = self.report
         if error is not None:
-            report.failure = failure_of(error, report.raised)
+            report.failure = failure_of(error, report.raised, self._uses)
+        report.undone = self._uses.undone
         try:
             self._block.close()
         finally:

@@ -18,12 +18,14 @@ from torch_promote.reading.findings import (
     OPTIMIZER,
     by_weight,
     casts_chart,
+    conversions,
     dtypes_chart,
     exponents_chart,
     float8_table,
     module_tree,
     modules_and_optimizer,
     nonfinite_by_op,
+    other_dtypes,
     promotions,
     result_dtypes,
     rounded_away,
@@ -78,6 +80,8 @@ class TraceReport(Recording, Report):
         ends: With `values=True`, the losses, gradients and parameters at the end of each step: a list of `Step`.
         rng: With `values=True`, digests of the states of the random number generators at the first call.
         environment: With `values=True`, what results may depend on: versions, devices, threads, settings, by name.
+        scaled_step: What is wrong with a step of an optimizer whose gradients GradScaler's scale was in; or "".
+        undone: The number of casts of autocast that undo a conversion of the program, by its line and dtypes.
         total: The sums over all calls, a `CallGroup`.
     """
 
@@ -149,9 +153,12 @@ class TraceReport(Recording, Report):
         title = f"trace: torch {self.torch_version}{steps}{''.join(f', {name}' for name in self.device_names)}"
         what, verdict = self._alarm()
         if not what:
-            verdict = " ".join(filter(None, (*rounded_away(self), self._verdict())))
-            return Content(title, verdict, list(self._facts()), list(self._parts()))
+            verdict = " ".join(filter(None, (self.scaled_step, *rounded_away(self), self._verdict())))
+            good = False if self.scaled_step else None
+            return Content(title, verdict, list(self._facts()), list(self._parts()), good)
         facts: list[Fact] = [*self._facts(), ("autocast", self._verdict())]
+        told = (self.scaled_step, verdict) if self.failure is None else (verdict, self.scaled_step)
+        verdict = " ".join(filter(None, told))
         return Content(f"{title}, {what}", verdict, facts, list(self._parts()), good=False)
 
     def _alarm(self) -> tuple[str, str]:
@@ -241,6 +248,7 @@ class TraceReport(Recording, Report):
         yield "casts", f"{total.casts:,}", f"{size(total.bytes)}; {total.reused:,} more reused from a cache"
         if total.repeated:
             yield "repeated casts", f"{total.repeated:,}", size(total.repeated_bytes)
+        yield from other_dtypes(self.calls)
         share = time_in_casts(self)
         if share is not None:
             yield "time in casts", percent(share), "of the calls' time on the host"
@@ -254,6 +262,9 @@ class TraceReport(Recording, Report):
         yield module_tree(modules_and_optimizer(self))
         yield from self._ops()
         yield self._casts()
+        dtypes, module, calls = Column("dtypes", "dtypes"), Column("module", "name"), Column("calls", "count")
+        names = "at", dtypes, module, calls, Column("bytes", "bytes"), "autocast"
+        yield Table("Conversions that the program makes", names, conversions(self, self.calls), most=5)
         columns = Column("change", "code"), Column("casts", "count"), Column("bytes", "bytes"), "effect"
         yield Table("Fewer casts", columns, savings(self.calls), most=5)
         operands = (
@@ -414,9 +425,10 @@ class TraceReport(Recording, Report):
         Returns:
             A dict with "format", "version", "torch_version", "steps", "dropped", "device_names", "not_seen" (with
             "kind", "count", "text"), "asked" (the overrides that were asked for), "failure", "nonfinite", "sources",
-            "states", "ends", "rng", "environment", "totals" (of all calls), "tensors", "calls" (as in `Call.to_dict`,
-            but inputs, ran_with and outputs are indices into "tensors"), "values", "reads" and "draws" (by the number
-            of the call), "groups" (the calls by op, module and line) and "casts" (by argument, op, module and line).
+            "states", "ends", "rng", "environment", "scaled_step", "undone", "totals" (of all calls), "tensors", "calls"
+            (as in `Call.to_dict`, but inputs, ran_with and outputs are indices into "tensors"), "values", "reads" and
+            "draws" (by the number of the call), "groups" (the calls by op, module and line) and "casts" (by argument,
+            op, module and line).
         """
         tensors: dict[TensorInfo, int] = {}
         calls = [call.to_dict(lambda info: tensors.setdefault(info, len(tensors))) for call in list(self.calls)]
@@ -446,7 +458,7 @@ def _without_key(group: dict[str, Any]) -> dict[str, Any]:
 #: The attributes of a report that its JSON has as they are.
 _IN_JSON = (
     *("torch_version", "steps", "dropped", "device_names", "not_seen", "asked", "failure", "nonfinite", "sources"),
-    *("states", "ends", "rng", "environment", "values", "reads", "draws"),
+    *("states", "ends", "rng", "environment", "values", "reads", "draws", "scaled_step", "undone"),
 )
 
 

@@ -23,7 +23,7 @@ import os
 import re
 import sys
 import zlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -287,6 +287,8 @@ _END = {
     "nonfinite": NonfiniteValues,
     "asked": list[Any],
     "failure": Failure | None,
+    "scaled_step": str,
+    "undone": Counter[str],
 }
 #: The fields of an override that was asked for.
 _ASKED = {**dict.fromkeys(("op", "device", "policy", "policy_source"), str), "used": bool}
@@ -346,7 +348,8 @@ def read_recording(path: str | os.PathLike[str], report: Recording) -> None:
         setattr(report, name, value)
     end = _Reader(report).read(lines[1:])
     _check(report)
-    for name, value in decode_record(_END, {"failure": None, **end}).items() if end is not None else ():
+    unset: dict[str, Any] = {"failure": None, "scaled_step": "", "undone": {}}  # in recordings of earlier versions
+    for name, value in decode_record(_END, {**unset, **end}).items() if end is not None else ():
         setattr(report, name, value)
     report.asked = [decode_record(_ASKED, one) for one in report.asked]
     first = report.nonfinite.first_call

@@ -1,5 +1,6 @@
 """What results depend on beside the calls: the states of optimizers and generators, versions, devices and settings.
 
+Also what the program did with some tensors: GradScaler's scale in gradients, conversions, and who read parameters.
 Whatever is asked here may raise in some program, whose other part goes on: it is then unknown.
 """
 
@@ -9,26 +10,44 @@ import contextlib
 import functools
 import gc
 import hashlib
+import itertools
+import math
 import os
 import platform
 import random
 import sys
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias, TypeVar
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import torch
-from torch.amp import GradScaler
+from torch.amp import GradScaler, grad_scaler
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim.lr_scheduler import LRScheduler
 
 from torch_promote import _C
-from torch_promote.observe.call import Argument, TensorInfo
-from torch_promote.observe.ops import argument_of, unnoticed
-from torch_promote.observe.places import frames
+from torch_promote.observe.call import Argument, Call, TensorInfo
+from torch_promote.observe.observer import CastingCall, OpenCall
+from torch_promote.observe.ops import (
+    OpFacts,
+    argument_of,
+    can_be_read,
+    facts_of,
+    has_storage,
+    tensors_in,
+    unnoticed,
+)
+from torch_promote.observe.places import RunningModules, frames, innermost_line, is_ours, shorten
 from torch_promote.recording.recording import OptimizerState
-from torch_promote.recording.values import Values
+from torch_promote.recording.values import FINITE, Extremes, Values, extremes, is_finite
+from torch_promote.reference.dtypes import dtype_name
+from torch_promote.report.base import short_line
 
 UNKNOWN = "unknown"
+_GRADIENT_OF_LOSS = torch.autograd._make_grads.__code__
 #: How the names of a group's parameters are recorded: "parameters of group 0".
 PARAMETERS = "parameters of "
 _T = TypeVar("_T")
@@ -244,6 +263,283 @@ def _schedulers_and_scalers(optimizer: torch.optim.Optimizer) -> list[Any]:
     schedulers = [one for one in found if issubclass(type(one), LRScheduler)]
     frame = next((one for one in frames() if one.f_code in _OF_SCALER), None)
     return schedulers if frame is None else [*schedulers, frame.f_locals["self"]]
+
+
+# --- GradScaler's scale in gradients
+
+
+def loss_of(call: Call, args: Sequence[Any]) -> torch.Tensor | None:
+    """Returns the loss if a call that has just ended makes the gradient of one."""
+    if call.op != "aten::ones_like":
+        return None
+    frame = next(itertools.filterfalse(is_ours, frames()), None)
+    is_loss = frame is not None and frame.f_code is _GRADIENT_OF_LOSS and isinstance(args[0], torch.Tensor)
+    return args[0] if is_loss else None
+
+
+def is_called_by(module: ModuleType) -> bool:
+    """Whether code of a module makes the call that is observed."""
+    frame = next(itertools.filterfalse(is_ours, frames()), None)  # one observer may call another
+    return frame is not None and frame.f_code.co_filename == module.__file__
+
+
+def scales_loss(call: OpenCall) -> bool:
+    """Whether GradScaler makes a call, to multiply a loss by its scale."""
+    # A number as the other factor is the scale that it hands to a fused optimizer.
+    is_product = call.facts.name == "aten::mul.Tensor" and isinstance(call.args[1], torch.Tensor)
+    return is_product and call.around is None and is_called_by(grad_scaler)
+
+
+def storage_of(tensor: torch.Tensor) -> StorageWeakRef | None:
+    """Returns a weak reference to a tensor's storage, which reserves its address; None if it has none to read."""
+    return StorageWeakRef(tensor.untyped_storage()) if has_storage(tensor) else None
+
+
+def _addresses(tensors: Iterable[torch.Tensor]) -> set[int]:
+    """The addresses of storages; in a backward, a reference to one would keep autograd from adding in place."""
+    return {torch._C._storage_address(one) for one in tensors if has_storage(one)}  # type: ignore[attr-defined]
+
+
+def _floats_among(args: Sequence[Any]) -> list[float]:
+    """The numbers among arguments, also as tensors without dimensions, as which PyTorch passes them on."""
+    with unnoticed():
+        tensors = (one for one in tensors_in(args) if can_be_read(one) and one.dim() == 0)
+        given = [*args, *(one.item() for one in tensors)]
+        return [one for one in given if isinstance(one, float)]
+
+
+def _may_be_scale(number: float) -> bool:
+    """Whether a number is a power of 2, as the scales of GradScaler are, and larger than the weights of losses are."""
+    return number >= 16 and math.frexp(number)[0] == 0.5
+
+
+class ScaledStep(NamedTuple):
+    """A step of an optimizer with gradients that are scaled."""
+
+    name: str  # the optimizer's class
+    line: str
+    scale: float
+    is_again: bool = False  # whether it is GradScaler's, after a backward that followed `unscale_`
+
+    def __str__(self) -> str:
+        how = "call scaler.step(optimizer) and scaler.update() in place of optimizer.step()"
+        if self.is_again:
+            how = "a backward made them after scaler.unscale_(optimizer). Call scaler.update() before a backward that "
+            how += "makes new gradients, and scaler.unscale_(optimizer) after the last one that adds to them"
+        said = f"{self.name} stepped with gradients that GradScaler had multiplied by {self.scale:,.10g}"
+        return f"{said}, {shorten(self.line)}: {how}."
+
+
+_OfScale: TypeAlias = Literal["scale", "scaled loss", "scaled gradient", "computed from these", "unscaled gradient"]
+_Held: TypeAlias = _OfScale | Literal["partly scaled gradient", "gradient without scale"]
+"""What memory holds, of GradScaler's scale. "partly scaled": a scaled backward has added to an unscaled gradient.
+"without scale": of the backward of a loss that no scale has multiplied."""
+
+
+@dataclass(eq=False)
+class ScaledGradients:
+    """GradScaler's scale, and which gradients have it in them."""
+
+    scale: float | None = None  # from the first scaled loss of a step to the update of the scale
+    are_unscaled: bool = True  # whether the gradients are, since the loss was scaled
+    has_overflowed: bool = False  # whether only scaled gradients have overflowed since the last update
+    # Gradients that GradScaler has found not finite, by storage: it, the step, and where a backward has added to them.
+    _refused: dict[int, tuple[StorageWeakRef, int, str | None]] = field(default_factory=dict)
+    _line: str = ""  # of the backward of a loss that runs, or ran last
+    _held: dict[int, _Held] = field(default_factory=dict)  # by the address of a storage
+    is_backward_of_one: bool = False  # whether the backward that runs, or ran last, is of a scaled loss
+
+    def watch(self, of: OpenCall, call: Call, results: list[torch.Tensor]) -> None:
+        """Called after each call, by who does not call the methods below."""
+        if scales := scales_loss(of):
+            self.begin(extremes([of.args[1]])[0][1], False)
+        if self.scale is None:
+            return
+        self.follow(of, call, results, scales)
+        if call.op == "aten::_amp_foreach_non_finite_check_and_unscale_":
+            self.unscale(of.args[0], False, 0)
+        elif call.op == "aten::_amp_update_scale_":
+            self.update()
+
+    def begin(self, scale: float, is_overflow: bool) -> None:
+        """A loss is multiplied by the scale. `is_overflow`: its values come from an overflow that was divided."""
+        self.has_overflowed &= is_overflow
+        self.scale, self.are_unscaled = scale, scale == 1
+
+    def unscale(self, gradients: Sequence[torch.Tensor], found_inf: bool, step: int) -> tuple[int, str] | None:
+        """Gradients were divided by the scale. Returns the step that one was left from, and who has added to it."""
+        self._hold(_addresses(gradients), "unscaled gradient")
+        self.are_unscaled = True
+        found = [not is_finite(one) for one in extremes(gradients)] if found_inf else [False] * len(gradients)
+        left, self._refused = self._refused, {key: one for key, one in self._refused.items() if not one[0].expired()}
+        uncleared: list[tuple[int, str]] = []
+        for reference, is_refused in zip(map(storage_of, gradients), found, strict=True):
+            _, since, line = left.get(0 if reference is None else reference.cdata, (None, step, None))
+            if reference is not None and is_refused:
+                self._refused[reference.cdata] = reference, step if line is None else since, line
+                uncleared += [] if line is None else [(since, line)]
+            elif reference is not None:
+                self._refused.pop(reference.cdata, None)
+        return min(uncleared, default=None)
+
+    def add_to_refused(self, results: Iterable[torch.Tensor], before: Mapping[int, Extremes]) -> None:
+        """A call of a backward has written to tensors. `before`: their extremes, by id."""
+        for tensor in results if self._refused else ():
+            known = self._refused.get(tensor.untyped_storage()._cdata) if has_storage(tensor) else None
+            if known is not None:
+                is_left = not is_finite(before.get(id(tensor), FINITE))
+                line = innermost_line() or self._line  # a thread of autograd runs no Python
+                self._refused[known[0].cdata] = known[0], known[1], line if is_left else None
+
+    def update(self) -> None:
+        """GradScaler updates its scale."""
+        self.scale, self.has_overflowed = None, False
+        self._forget("scaled gradient", "computed from these", "unscaled gradient", "partly scaled gradient")
+
+    def have_scale(self, tensors: Iterable[torch.Tensor]) -> bool:
+        """Whether one of these tensors has the scale in it."""
+        return not self.are_unscaled and "scaled gradient" in self._held_by(tensors)
+
+    def of_optimizer(self, optimizer: torch.optim.Optimizer) -> set[_Held]:
+        """What is known of an optimizer's gradients since the last update of the scale."""
+        every = (one.grad for group in optimizer.param_groups for one in group["params"])
+        return self._held_by(one for one in every if one is not None)
+
+    def stepped(self, optimizer: torch.optim.Optimizer) -> ScaledStep | None:
+        """Called before a step of an optimizer. Returns it if its gradients are scaled, and it does not divide them."""
+        wrong: set[_Held] = {"scaled gradient", "partly scaled gradient"}
+        if not self.scale or self.are_unscaled or wrong.isdisjoint(self.of_optimizer(optimizer)):
+            return None
+        frame = next((one for one in frames() if one.f_code is GradScaler.step.__code__), None)
+        if frame is not None:
+            stepped = frame.f_locals["optimizer"]
+            has_scale = getattr(stepped, "grad_scale", None) is not None or "grad_scaler" in frame.f_locals["kwargs"]
+            if getattr(stepped, "_step_supports_amp_scaling", False) and has_scale:
+                return None
+        return ScaledStep(type(optimizer).__name__, innermost_line(), self.scale, frame is not None)
+
+    def divides(self, call: Call, args: Sequence[Any]) -> bool:
+        """Whether a call of the forward divides by the scale."""
+        op = call.op.removesuffix("_").replace("::_foreach_", "::")
+        factor = {"aten::div": self.scale, "aten::mul": 1 / (self.scale or 1)}.get(op)
+        return call.phase == "forward" and factor is not None and factor in _floats_among(args)
+
+    def without_scale(self, gradients: Iterable[torch.Tensor]) -> int:
+        """The number of gradients that a loss has which no scale has multiplied."""
+        return sum("gradient without scale" in self._held_by([one]) for one in gradients)
+
+    def are_sized(self, facts: OpFacts, args: Sequence[Any], results: list[torch.Tensor]) -> bool:
+        """Whether a call multiplies scaled gradients in place by a tensor that is computed from them."""
+        in_place = facts.op_name.endswith(("mul_", "div_")) and self.have_scale(results)
+        return in_place and "computed from these" in self._held_by(tensors_in(args[1:]))
+
+    def follow(self, of: OpenCall, call: Call, results: list[torch.Tensor], scales: bool) -> None:
+        """Called after each call. `scales`: whether GradScaler makes it, to multiply a loss by the scale."""
+        made, read, facts = _addresses(results), self._held_by(of.read), of.facts
+        if scales:
+            self._forget("scaled loss")
+            self._hold(made, "scaled loss")
+            self._hold(_addresses(of.args[1:2]), "scale")
+        elif call.phase == "backward":
+            self._follow_backward(of, call, made, read)
+            return
+        else:
+            depends = call.phase == "forward" and bool(read & {"scaled gradient", "computed from these"})
+            is_divided = depends and self.divides(call, of.args)
+            has_scale = depends and not is_divided and any(one.is_floating_point() for one in results)
+            is_new = is_divided or not (facts.writes or facts.shares)  # it may reuse memory
+            for one in made:
+                held = self._held.get(one)
+                is_cleared = facts.overwrites and held == "unscaled gradient"
+                if is_new or is_cleared or (held != "scaled gradient" and (has_scale or held == "computed from these")):
+                    self._hold([one], "computed from these" if has_scale else None)
+        if (loss := loss_of(call, of.args)) is not None:
+            self.is_backward_of_one, self._line = "scaled loss" in self._held_by([loss]), call.line
+            self._forget("gradient without scale")
+            self._hold(made if not self.is_backward_of_one else (), "gradient without scale")
+
+    def _follow_backward(self, of: OpenCall, call: Call, made: set[int], read: set[_Held]) -> None:
+        if self.is_backward_of_one:
+            adds = call.op in ("aten::add", "aten::add_") and read & {"unscaled gradient", "partly scaled gradient"}
+            self._hold(made, "partly scaled gradient" if adds else "scaled gradient")
+            return
+        is_plain = "gradient without scale" in read and not read & {"scaled gradient", "scale"}
+        self._hold(made, "gradient without scale" if is_plain else None)
+        numbers = _floats_among(of.args) if is_plain and call.op in ("aten::mul", "aten::mul_") else ()
+        if "scale" in read or any(map(_may_be_scale, numbers)):  # a scale that the program multiplies with itself
+            self._forget("gradient without scale")
+
+    def _held_by(self, tensors: Iterable[torch.Tensor]) -> set[_Held]:
+        return {self._held[one] for one in _addresses(tensors) if one in self._held}
+
+    def _hold(self, addresses: Iterable[int], held: _Held | None) -> None:
+        for one in addresses:
+            if held is None:
+                self._held.pop(one, None)
+            else:
+                self._held[one] = held
+
+    def _forget(self, *kinds: _Held) -> None:
+        self._held = {one: held for one, held in self._held.items() if held not in kinds}
+
+
+# --- the program's conversions and parameters
+
+
+def conversion_of(call: Call) -> str:
+    """Returns the line and the dtypes of a call with which the program converts a tensor to a floating dtype; or ""."""
+    if not (call.own and call.inputs and call.outputs and call.phase in ("forward", "recompute")):
+        return ""
+    before, after, facts = call.inputs[0].dtype, call.outputs[0].dtype, facts_of(call.name)
+    if before is after or not after.is_floating_point or facts.is_view or not facts.keeps_elements:
+        return ""
+    return f"{short_line(call.line)} {dtype_name(before)} -> {dtype_name(after)}"
+
+
+class TensorUses:
+    """What a trace remembers of tensors: which parameters autograd's calls read, and what made them. It holds none."""
+
+    def __init__(self, modules: RunningModules) -> None:
+        self.modules = modules
+        self.scaled = ScaledGradients()
+        self.undone: Counter[str] = Counter()  # the casts of autocast that undo conversions, by `conversion_of`
+        self._read: dict[int, tuple[weakref.ref[torch.Tensor], torch.dtype]] = {}  # with the dtype at that time, by id
+        self._converted: dict[int, tuple[StorageWeakRef, Call]] = {}  # by storage
+        self._most = 1000
+
+    def ended(self, of: OpenCall, call: Call | None, results: list[torch.Tensor]) -> None:
+        """Called after each call."""
+        if of.phase != "backward" and torch.is_grad_enabled():
+            for one in of.read:
+                if one.requires_grad and one.is_leaf and self.first_dtype(one) is None:
+                    end = functools.partial(self._end, id(one))
+                    self._read[id(one)] = weakref.ref(one, end), one.dtype
+        if call is None or call.error:
+            return
+        self.scaled.watch(of, call, results)
+        tensors = of.tensors if isinstance(of, CastingCall) and self._converted else {}
+        for cast in call.casts if tensors else ():
+            made = self.conversion(tensors[cast.argument])
+            dtypes = made and (made.inputs[0].dtype, made.outputs[0].dtype)
+            if made and dtypes == (cast.to_dtype, cast.from_dtype) and not cast.reused:
+                self.undone[conversion_of(made)] += 1
+        if of.facts.keeps_elements and conversion_of(call) and (storage := storage_of(results[0])) is not None:
+            self._converted[storage.cdata] = storage, call
+            if len(self._converted) > self._most:
+                self._converted = {key: one for key, one in self._converted.items() if not one[0].expired()}
+                self._most = 1000 + 2 * len(self._converted)
+
+    def _end(self, key: int, reference: object) -> None:
+        self._read.pop(key, None)
+
+    def first_dtype(self, tensor: torch.Tensor) -> torch.dtype | None:
+        """The dtype that a leaf had when a call that autograd recorded read it first; None if none has."""
+        reference, dtype = self._read.get(id(tensor), (None, None))
+        return dtype if reference is not None and reference() is tensor else None
+
+    def conversion(self, tensor: torch.Tensor) -> Call | None:
+        """The call with which the program has converted another tensor to what a tensor's memory is, if it is known."""
+        return next((self._converted[one][1] for one in _addresses([tensor]) if one in self._converted), None)
 
 
 # --- versions, devices and settings

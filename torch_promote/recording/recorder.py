@@ -29,7 +29,6 @@ import bisect
 import contextlib
 import dataclasses
 import functools
-import itertools
 import threading
 import types
 import weakref
@@ -46,13 +45,14 @@ from torch_promote import _C
 from torch_promote.observe.call import COMPILED, COMPILED_FUNCTION, Call, TensorInfo, Unseen, infos_of, records_of
 from torch_promote.observe.observer import OpenCall
 from torch_promote.observe.ops import OpFacts, asks_for_infinity, facts_of, has_storage, tensors_in, written
-from torch_promote.observe.places import RunningModules, frames, innermost_line, is_ours
+from torch_promote.observe.places import RunningModules, frames, innermost_line
 from torch_promote.recording.file import CALLS_TO_WRITE, RecordingFile
 from torch_promote.recording.program_state import (
     OptimizerStates,
     Searched,
     environment,
     generator_states,
+    loss_of,
     state_drawn_from,
 )
 from torch_promote.recording.recording import STEPS, Read, Recording, Source, Step, recording_lock
@@ -60,7 +60,6 @@ from torch_promote.recording.values import EMPTY, Measurer, Values
 
 #: The maximum number of calls that count as writers of one tensor, each of a part of it.
 _MOST_WRITERS = 16
-_GRADIENT_OF_LOSS = torch.autograd._make_grads.__code__
 _UNSCALE = GradScaler._unscale_grads_.__code__
 _Kind = Literal["parameter", "buffer", "gradient", "state", "input"]
 _Place: TypeAlias = tuple[Any, ...]
@@ -661,15 +660,6 @@ class Recorder:
     def _name_call(self, number: int) -> None:
         self._report.nonfinite.first_call = number
         self._report.nonfinite.call_step = bisect.bisect_right(self._steps, number)
-
-
-def loss_of(call: Call, args: Sequence[Any]) -> torch.Tensor | None:
-    """Returns the loss if a call that has just ended makes the gradient of one."""
-    if call.op != "aten::ones_like":
-        return None
-    frame = next(itertools.filterfalse(is_ours, frames()), None)
-    is_loss = frame is not None and frame.f_code is _GRADIENT_OF_LOSS and isinstance(args[0], torch.Tensor)
-    return args[0] if is_loss else None
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:

@@ -404,6 +404,8 @@ class Recording:
         self.rng: dict[str, str] = {}
         self.environment: dict[str, str] = {}
         self.failure: Failure | None = None
+        self.scaled_step: str = ""
+        self.undone: Counter[str] = Counter()
         self._raised: dict[tuple[str, ...], tuple[Call, Call]] = {}  # of equal ones the last; in the order of the last
         self._raising: dict[int, Call] = {}  # by thread, of an open call of the program
         self._max_calls = max_calls
