@@ -94,7 +94,7 @@ def uses() -> dict[str, tuple[Callable[[], Any], tuple[int | None, int | None, i
     return {
         "diff": (lambda: tp.diff(one, other), (11, None, None)),
         "tune": (lambda: tp.tune(step, model=model, tolerance=1e-6, progress=False, budget=8), (36, None, None)),
-        "trace of a Linear": (linear, (17, 8, None)),
+        "trace of a Linear": (linear, (18, 8, None)),
     }
 
 

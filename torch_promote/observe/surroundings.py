@@ -235,6 +235,7 @@ def watch_unseen(
             sentences.append(Unseen("model", 1, text))
 
 
+@functools.cache
 def _noting(start: Callable[[threading.Thread], None]) -> Any:
     """Returns a method that notes in which regions threads are started."""
 
