@@ -410,6 +410,17 @@ def test_a_policy_that_needs_no_override(target_file: Path, capsys: Capture) -> 
     assert "next:" not in err
 
 
+def test_a_loss_that_is_nan_in_the_reference_too(target_file: Path, capsys: Capture) -> None:
+    program = MAKE.replace("SCALE = 1000.0", "SCALE = float('nan')")
+    target_file.write_text(f"{program}\nif __name__ == '__main__':\n    make()[1]()\n")
+    for command in (["compare", "train.py:make"], ["tune", "train.py:make", "--tolerance", "0.5", "-o", "mine.toml"]):
+        assert main(command) == 1
+        out, err = capsys.readouterr()
+        assert "NaN or inf in the reference, too: loss." in " ".join(out.split())
+        assert "next: torch-promote find-nan train.py" in err
+    assert not Path("mine.toml").exists()
+
+
 def test_a_search_for_the_layers_that_bear_float8(target_file: Path, capsys: Capture) -> None:
     target_file.write_text(GOOD.replace("(4, ", "(16, ").replace(", 4)", ", 16)"))
     options = ["--level", "module", "--direction", "speed", "--formats", "lower,float8", "-o", "mine.toml"]

@@ -497,6 +497,9 @@ def test_a_gradient_that_is_zero_by_mathematics_is_no_alarm() -> None:
         assert [one.name for one in comparison.gradients] == ["of.0.bias"]
         assert max(one.error for one in comparison.metrics) < 0.1 < comparison.gradients[0].error
         assert "Gradients that are zero up to rounding errors are not listed: of.0.bias." in str(comparison)
+    tuning = tp.tune(functools.partial(returns_gradients, True), model=model, tolerance=1e-3)
+    assert list(tuning.tolerance) == ["loss", *names]
+    assert "Gradients that are zero up to rounding errors are no metrics: of.0.bias." in tuning.notes
 
 
 # --- what a person reads

@@ -72,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command, and returns its exit status."""
     from torch_promote.numerics.compare import compare
-    from torch_promote.numerics.comparison import TRACED
+    from torch_promote.numerics.comparison import BROKEN, TRACED
     from torch_promote.report.base import spell_number
 
     tolerance = targets.tolerance_of(arguments)
@@ -105,6 +105,9 @@ def run(arguments: argparse.Namespace) -> int:
         else:
             continue
         status = 1
+    if any(note.startswith(BROKEN) for note in comparison.notes):
+        targets.say_next(arguments, "find-nan", policy=arguments.candidate)
+        return 1
     if not any(errors.values()) and any(TRACED in note for note in comparison.notes):
         targets.say_next(arguments, "trace", "--values", policy=arguments.candidate)
     else:

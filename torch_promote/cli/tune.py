@@ -122,6 +122,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _end_without_search(error: Fp32FailsError, arguments: argparse.Namespace) -> int:
     """Prints why no overrides meet the tolerance, and returns the exit status."""
+    from torch_promote.numerics.comparison import BROKEN
     from torch_promote.policy.files import write_atomically
 
     sentence = f"not met: {error}"
@@ -134,7 +135,10 @@ def _end_without_search(error: Fp32FailsError, arguments: argparse.Namespace) ->
         say(f"torch-promote: no policy was found, so {arguments.output} was not written.")
     if arguments.html is not None:
         say("torch-promote: there was no search, so there is no page.")
-    _say_next(arguments, False, is_saved=False)
+    if BROKEN in sentence:
+        targets.say_next(arguments, "find-nan")
+    else:
+        _say_next(arguments, False, is_saved=False)
     return 1
 
 

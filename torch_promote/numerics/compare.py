@@ -25,7 +25,17 @@ from torch_promote.numerics.call_observers import (
     LeaveUnrounded,
     converts_one,
 )
-from torch_promote.numerics.comparison import CHOSE, NOTHING, ROUNDS, TRACED, Comparison, GradientError, Metric, Site
+from torch_promote.numerics.comparison import (
+    BROKEN,
+    CHOSE,
+    NOTHING,
+    ROUNDS,
+    TRACED,
+    Comparison,
+    GradientError,
+    Metric,
+    Site,
+)
 from torch_promote.numerics.impacts import (
     Backwards,
     ErrorSums,
@@ -203,7 +213,7 @@ class ComparedRuns:
             flops=sum(_flops_of(kept.call) for kept in calls.values()),
             not_aligned=_not_aligned(calls, there, only_there),
             not_seen=list(dict.fromkeys([*not_seen, *unread])),
-            notes=self._all_notes(calls, there, bool(only_there), _change(first, theirs), unrounded),
+            notes=self._all_notes(calls, there, bool(only_there), first, theirs, unrounded),
             torch_version=str(torch.__version__),
         )
 
@@ -454,7 +464,8 @@ class ComparedRuns:
         calls: dict[CallKey, KeptCall],
         candidate: dict[CallKey, Call],
         others: bool,
-        change: float,
+        first: Results,
+        theirs: Results,
         unrounded: dict[str, float],
     ) -> list[str]:
         notes = [
@@ -463,6 +474,8 @@ class ComparedRuns:
             for (module, name, _), (differing, of) in self._theirs.choices.items()
             if differing
         ]
+        if broken := step_runs.not_finite(first):
+            notes.append(f"{BROKEN}{some_of(broken)}. Errors relative to it say nothing.")
         notes += self._notes
         differ = others or self._differ(candidate)
         has_errors = any(sums.total().relative for sums in self._local.errors.values())
@@ -484,7 +497,7 @@ class ComparedRuns:
             notes.append(
                 "The impacts are unknown: no gradient of a loss reached the calls. Return a loss that requires grad."
             )
-        elif self._impacts.totals and has_errors and not self._impacts.explain(change):
+        elif self._impacts.totals and has_errors and not self._impacts.explain(_change(first, theirs)):
             notes.append(_ZERO_OUTPUTS if self._impacts.random else _ZERO)
         if self._impacts.totals and self._bounds:
             finite = "finite " * bool(self._impacts.nonfinite)

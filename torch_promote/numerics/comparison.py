@@ -265,6 +265,9 @@ class Comparison(Report):
 
     def _verdict(self) -> str:
         worst = max(self.metrics, key=lambda metric: metric.error, default=None)
+        broken = next((note for note in self.notes if note.startswith(BROKEN)), None)
+        if broken is not None and worst is not None and math.isfinite(worst.error):
+            return broken
         if worst is None or not (worst.error or any(site.local or site.nonfinite for site in self.sites)):
             if any(note.startswith(NOTHING) for note in self.notes):
                 return "The results are identical: no op ran in another dtype than in the reference."
@@ -373,6 +376,8 @@ NOTHING = "No call ran in another dtype than in the reference."
 CHOSE = "Chosen otherwise than in the reference: "
 #: How the note begins about what the program's own conversions change in the reference's results.
 ROUNDS = "The reference rounds as well: "
+#: How the note begins of results whose errors say nothing.
+BROKEN = "NaN or inf in the reference, too: "
 #: The end of the notes about what runs in a lower dtype in both runs.
 TRACED = "`torch-promote trace --values` tells which of the updates and sums are rounded away."
 #: How many roundings explain a local error: those of the inputs, and that of the result.

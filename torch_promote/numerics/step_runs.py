@@ -314,6 +314,13 @@ def norm_of(tensor: torch.Tensor) -> float:
     return float(torch.linalg.vector_norm(_wide(tensor)))
 
 
+def not_finite(results: Results) -> list[str]:
+    """The names of results with a NaN, and of infinite numbers. Other infinite values may be those of a mask."""
+    pairs = [(name, _wide(one)) for batch in results for name, one in batch.items()]
+    broken = (name for name, one in pairs if bool((one.isnan() if one.numel() > 1 else ~one.isfinite()).any()))
+    return list(dict.fromkeys(broken))
+
+
 def _wide(tensor: torch.Tensor) -> torch.Tensor:
     dense = tensor.detach()
     dense = dense.to_dense() if dense.layout is not torch.strided else dense

@@ -8,7 +8,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -76,11 +76,11 @@ class Judge:
             )
         return {self.metric: results[self.metric]}
 
-    def name_metrics(self, results: Results) -> None:
-        """Sets `tolerance` from the names of the reference's metrics."""
+    def name_metrics(self, results: Results, zeros: Collection[str]) -> None:
+        """Sets `tolerance` from the names of the reference's metrics; `zeros` are gradients that are rounding alone."""
         names = list(results[0])
         if not isinstance(self._asked, dict):
-            self.tolerance = dict.fromkeys(names, self._asked)
+            self.tolerance = dict.fromkeys([one for one in names if one not in zeros] or names, self._asked)
             return
         unknown = [name for name in self._asked if name not in names]
         if unknown:

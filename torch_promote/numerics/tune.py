@@ -25,7 +25,7 @@ from torch_promote.errors import (
     explains_arguments,
 )
 from torch_promote.numerics.compare import DIFFER, REFERENCE, ComparedRuns
-from torch_promote.numerics.comparison import Comparison
+from torch_promote.numerics.comparison import BROKEN, Comparison
 from torch_promote.numerics.search import (
     LEVELS,
     Candidates,
@@ -36,7 +36,7 @@ from torch_promote.numerics.search import (
     minimise,
     prove,
 )
-from torch_promote.numerics.step_runs import Ranks, Results, current_policy, norm_of, show_progress
+from torch_promote.numerics.step_runs import Ranks, Results, current_policy, norm_of, not_finite, show_progress
 from torch_promote.numerics.step_state import is_compiled
 from torch_promote.numerics.trials import FirstRuns, Judge, ResumeFile, Run, Trials, worst
 from torch_promote.numerics.tuning import Certificate, Direction, Level, Trial, Tuning
@@ -288,6 +288,8 @@ class _Tuner:
         if not self._names and not reason:
             raise self._fp32_fails("no op that can get an override runs in a lower dtype")
         self._notes += [f"No override for {text}." for text in self._candidates.excluded]
+        if zeros := [one.name for one in self._comparison.gradients]:
+            self._notes.append(f"Gradients that are zero up to rounding errors are no metrics: {some_of(zeros)}.")
         if any(self._noise.values()):
             self._notes.append("The step is not exactly repeatable: a run near the tolerance may pass or fail.")
         return reason
@@ -302,7 +304,7 @@ class _Tuner:
             comparison = ComparedRuns(trials, reference, candidate, most_runs=most, strict=False).compare()
             first, *others = [run for run in trials.log if run.policy == reference]
             trials.reference = first.metrics
-            judge.name_metrics(first.metrics)
+            judge.name_metrics(first.metrics, [one.name for one in comparison.gradients])
             again = next(run for run in others if not run.error)
             noise = judge.errors(again.metrics, first.metrics)
             trials.state.check()
@@ -315,6 +317,12 @@ class _Tuner:
             raise Fp32FailsError(
                 "check returns false for the result of step() under the reference, which casts nothing. No override "
                 "can help. Correct check or the step."
+            )
+        broken = [name for name in not_finite(first.metrics) if name in judge.tolerance]
+        if not trials.ranks.all(not broken):
+            raise Fp32FailsError(
+                f"{BROKEN}{some_of(broken) or 'a result of another rank'}. It casts nothing, so no override can help. "
+                "find_nonfinite names the call that makes it."
             )
         noise = worst(trials.ranks.gather(noise))
         norms = [{name: norm_of(tensor) for name, tensor in batch.items()} for batch in first.metrics]
@@ -334,7 +342,7 @@ class _Tuner:
                 "random number generators in the same way, or use another file."
             )
         trials.reference = run.metrics
-        trials.judge.name_metrics(run.metrics)
+        trials.judge.name_metrics(run.metrics, [one.name for one in first.comparison.gradients])
         trials.before = trials.file.runs - trials.count
         if not self._is_float8:
             trials.all.append(trials.file.trials[_UNTUNED])
