@@ -283,10 +283,14 @@ def is_called_by(module: ModuleType) -> bool:
     return frame is not None and frame.f_code.co_filename == module.__file__
 
 
+#: The op with which GradScaler multiplies a loss.
+_BY_SCALE = "aten::mul.Tensor"
+
+
 def scales_loss(call: OpenCall) -> bool:
     """Whether GradScaler makes a call, to multiply a loss by its scale."""
     # A number as the other factor is the scale that it hands to a fused optimizer.
-    is_product = call.facts.name == "aten::mul.Tensor" and isinstance(call.args[1], torch.Tensor)
+    is_product = call.facts.name == _BY_SCALE and isinstance(call.args[1], torch.Tensor)
     return is_product and call.around is None and is_called_by(grad_scaler)
 
 
@@ -511,19 +515,21 @@ class TensorUses:
         """Called after each call."""
         if of.phase != "backward" and torch.is_grad_enabled():
             for one in of.read:
-                if one.requires_grad and one.is_leaf and self.first_dtype(one) is None:
+                if one.requires_grad and one.is_leaf and id(one) not in self._read:
                     end = functools.partial(self._end, id(one))
                     self._read[id(one)] = weakref.ref(one, end), one.dtype
         if call is None or call.error:
             return
-        self.scaled.watch(of, call, results)
+        if self.scaled.scale is not None or of.facts.name == _BY_SCALE:
+            self.scaled.watch(of, call, results)
         tensors = of.tensors if isinstance(of, CastingCall) and self._converted else {}
         for cast in call.casts if tensors else ():
             made = self.conversion(tensors[cast.argument])
             dtypes = made and (made.inputs[0].dtype, made.outputs[0].dtype)
             if made and dtypes == (cast.to_dtype, cast.from_dtype) and not cast.reused:
                 self.undone[conversion_of(made)] += 1
-        if of.facts.keeps_elements and conversion_of(call) and (storage := storage_of(results[0])) is not None:
+        converts = call.inputs and call.outputs and call.inputs[0].dtype is not call.outputs[0].dtype
+        if converts and conversion_of(call) and (storage := storage_of(results[0])) is not None:
             self._converted[storage.cdata] = storage, call
             if len(self._converted) > self._most:
                 self._converted = {key: one for key, one in self._converted.items() if not one[0].expired()}
