@@ -528,8 +528,9 @@ class TensorUses:
             dtypes = made and (made.inputs[0].dtype, made.outputs[0].dtype)
             if made and dtypes == (cast.to_dtype, cast.from_dtype) and not cast.reused:
                 self.undone[conversion_of(made)] += 1
-        converts = call.inputs and call.outputs and call.inputs[0].dtype is not call.outputs[0].dtype
-        if converts and conversion_of(call) and (storage := storage_of(results[0])) is not None:
+        is_copy = of.facts.keeps_elements and call.inputs and call.outputs
+        is_other = is_copy and call.inputs[0].dtype is not call.outputs[0].dtype
+        if is_other and conversion_of(call) and (storage := storage_of(results[0])) is not None:
             self._converted[storage.cdata] = storage, call
             if len(self._converted) > self._most:
                 self._converted = {key: one for key, one in self._converted.items() if not one[0].expired()}
