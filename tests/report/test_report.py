@@ -196,14 +196,21 @@ def test_names_cannot_become_markup(where: str) -> None:
     ("name", "parts"),
     [
         ("blocks.1.down", ["blocks.1.down"]),  # short enough for a column of any width
-        ("model.decoder.layers.11.encoder_attn", ["model.", "decoder.", "layers.", "11.", "encoder_", "attn"]),
-        ("x" * 60, ["x" * 24, "x" * 24, "x" * 12]),
-        ("<b>." + "y" * 30, ["&lt;b&gt;.", "y" * 24, "yyyyyy"]),
+        ("model.decoder.layers.11.encoder_attn", ["model.", "decoder.", "layers.", "11.", "encoder_attn"]),
+        ("aten::native_layer_norm_backward", ["aten::", "native_layer_norm_backward"]),
+        ("/work/very_long_folder/train.py:41", ["/work/", "very_long_folder/", "train.", "py:41"]),
+        ("_scaled_dot_product_flash_attention", ["_scaled_", "dot_", "product_", "flash_", "attention"]),
+        ("x" * 60, ["x" * 28, "x" * 28, "xxxx"]),
+        ("<b>." + "y" * 30, ["&lt;b&gt;.", "y" * 28, "yy"]),
     ],
 )
 def test_a_long_name_breaks_between_its_words(name: str, parts: list[str]) -> None:
-    text = page.render(Content("", "", parts=[Table("", [Column("op", "name")], [(name,)])]))
-    assert f"<code>{'<wbr>'.join(parts)}</code>" in text
+    table, code = Table("", [Column("op", "name")], [(name,)]), Code("", name)
+    text = page.render(Content("", f"in {name}", [("op", name)], [table, code]))
+    shown = "<wbr>".join(parts)
+    assert text.count(f"<code>{shown}</code>") == 2
+    assert f">in {shown}</h1>" in text
+    assert f"<b>{shown}</b>" in text
 
 
 @pytest.mark.parametrize(
@@ -218,10 +225,13 @@ def test_a_long_name_breaks_between_its_words(name: str, parts: list[str]) -> No
         ([("casts", "12"), ("ops", "aten::linear, aten::mm"), ("dtypes", "float32 -> float16")], ["facts"]),
         ([("casts", "12")], ["tiles"]),
         ([("op", "aten::square"), ("module", "blocks.1.norm"), ("checked calls", "53")], ["facts"]),
+        ([("op", "mm"), ("module", "blocks.0"), ("line", "a.py:4"), ("policy", "none"), ("calls", "53")], ["facts"]),
+        ([("runs", "20 of 60"), ("error", "inf"), ("proved", "minimum"), ("torch", "2.13.0")], ["tiles", "facts"]),
+        ([("bytes", "1.5 KiB"), ("error", "1.2e-5"), ("time", "< 0.1 %"), ("results", "73 % bfloat16")], ["tiles"]),
         ([], []),
     ],
 )
-def test_numbers_are_tiles_and_sentences_are_rows(facts: list[base.Fact], lists: list[str]) -> None:
+def test_numbers_are_tiles_and_words_are_rows(facts: list[base.Fact], lists: list[str]) -> None:
     text = page.render(Content("", "", facts))
     assert re.findall('<dl class="(.*?)">', text) == lists
     assert text.count("<dt>") == len(facts)
