@@ -41,6 +41,7 @@ PRINTING = (
     "trace --read a.jsonl.gz head",
     "trace --read a.jsonl.gz linear",
     "find-nan overflow.py",
+    "find-nan long.py",
     "diff a.jsonl.gz b.jsonl.gz",
     "diff a.jsonl.gz c.jsonl.gz",  # other random numbers: the table of states
 )
@@ -48,11 +49,13 @@ PRINTING = (
 
 @pytest.fixture(scope="module")
 def recordings(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Recordings of overflow.py: as it is, with an override, and with another seed."""
+    """Recordings of overflow.py: as it is, with an override, and with another seed. long.py has a long name."""
     place = tmp_path_factory.mktemp("recordings")
     program = (ROOT / "examples" / "overflow.py").read_text(encoding="utf-8")
     (place / "overflow.py").write_text(program)
     (place / "seed.py").write_text(program.replace("manual_seed(0)", "manual_seed(1)"))
+    name = "normalization_of_the_hidden_states_by_the_root_of_their_mean_square"
+    (place / "long.py").write_text(program.replace("norm=", f"{name}="))
     return place
 
 
@@ -60,7 +63,7 @@ def recordings(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def programs(folder: Path, recordings: Path, warm_compiler: None, capfd: Capture) -> Path:
     """The working directory, with overflow.py and the recordings."""
     runs = {"a": "overflow.py", "b": "--override square=fp32 overflow.py", "c": "seed.py"}
-    for name in ("overflow.py", "seed.py"):
+    for name in ("overflow.py", "seed.py", "long.py"):
         shutil.copy(recordings / name, folder)
     for name, program in runs.items():
         file = f"{name}.jsonl.gz"
@@ -98,6 +101,22 @@ def test_no_word_is_broken_or_left_out(
         # Messages are lines, unless stderr is a terminal: see below.
         lines = [one for one in printed[columns].splitlines() if not one.startswith("torch-promote: ")]
         assert [one for one in lines if len(one) > int(columns)] == []
+
+
+def test_an_op_with_several_policies_has_one_heading(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    main(["policies"])
+    lines = capsys.readouterr().out.splitlines()
+    place = lines.index("op addcdiv")
+    assert lines[place + 1 : place + 3] == [
+        "  devices cpu; policy fallthrough",
+        "  devices cuda, xpu, mps; policy promote",
+    ]
+    heads = [line for line in lines if line.startswith("op ")]
+    assert len(heads) == len(set(heads))
+    assert "op" not in lines
 
 
 @pytest.mark.parametrize("command", ["", *COMMANDS])

@@ -22,7 +22,7 @@ from torch_promote.errors import OptionError
 from torch_promote.numerics.comparison import Comparison, GradientError, Metric, Site
 from torch_promote.numerics.tuning import Candidate, Certificate, Trial, Tuning
 from torch_promote.policy.policy import Policy
-from torch_promote.report.base import Chart
+from torch_promote.report.base import Chart, Table, visible_columns
 from torch_promote.report.plot import draw
 
 FLOATS, TEXTS = st.floats(), st.text(max_size=8)
@@ -183,6 +183,20 @@ Notes
   Held-out batches were drawn with other random numbers.
   The step draws random numbers.""",
         )
+
+
+def test_of_several_metrics_a_trial_has_the_worst() -> None:
+    trials = [
+        Trial((), {"loss": 2e-3, "head.weight": 9e-3, "head.bias": 0.0}, False, "gate"),
+        Trial(("aten::mm",), {"loss": 2e-3}, False, "shrink"),
+        Trial(("aten::mm", "aten::exp"), {}, False, "shrink", error="ValueError"),
+    ]
+    tuning = tuning_of(trials=trials, tolerance={"loss": 1e-3, "head.weight": 1e-2, "head.bias": 1e-2})
+    tables = {part.title: part for part in tuning.content().parts if isinstance(part, Table)}
+    shown = visible_columns(tables["Trials"], "page")
+    assert [name for _, name, _ in shown][:3] == ["overrides", "worst error", "metric"]
+    assert [row[1:3] for row in tables["Trials"].rows] == [(2e-3, "loss"), (2e-3, "loss"), (None, "")]
+    assert max(map(len, tuning.text(None).splitlines())) < 100
 
 
 def test_the_verdict_of_a_tuning() -> None:

@@ -151,7 +151,19 @@ def test_the_text_shows_facts_tables_and_lists_within_100_columns() -> None:
         (33, ["op note", "square two words", "model.layers.0. a", "self_attn.q_proj b.c"]),
         (
             9,
-            ["op square", "note", "two", "words", "op", "model.lay", "ers.0.sel", "f_attn.q_", "proj", "note a", "b.c"],
+            [
+                "op square",
+                "note",
+                "two",
+                "words",
+                "op model.",
+                "layers.0.",
+                "self_",
+                "attn.",
+                "q_proj",
+                "note a",
+                "b.c",
+            ],
         ),
     ],
 )
@@ -160,6 +172,44 @@ def test_a_table_breaks_between_words_then_in_long_paths_then_becomes_a_text(wid
     table = Table("", [Column("op", "name"), "note"], [("square", "two words"), (path, "a\nb.c")])
     shown = terminal.to_text(table, width).splitlines()
     assert [line.split() for line in shown] == [line.split() for line in lines]
+
+
+def test_long_names_in_the_heading_facts_and_lists_break_after_separators() -> None:
+    path = "very_long_folder_name/of_a_project_with_long_names/train.py:4"
+    content = Content("", f"overflow in {path}", [("line", path, "a note")], [Listing("Why", [f"See {path}."])])
+    assert terminal.to_text(content, 40).split("\n")[1:] == [
+        "overflow in very_long_folder_name/",
+        "of_a_project_with_long_names/train.py:4",
+        "",
+        "line  very_long_folder_name/",
+        "      of_a_project_with_long_names/",
+        "      train.py:4 (a note)",
+        "",
+        "Why",
+        "  See very_long_folder_name/",
+        "  of_a_project_with_long_names/train.",
+        "  py:4.",
+    ]
+
+
+def test_on_a_narrow_terminal_rows_of_one_name_have_one_heading() -> None:
+    rows = [("square", "float16 -> float32"), ("square", "float32"), ("mul", "float32")]
+    lines = terminal.to_text(Table("", [Column("op", "name"), "dtypes"], rows), 20).splitlines()
+    assert [line.strip() for line in lines] == [
+        "op square",
+        *("dtypes float16 ->", "float32", "dtypes float32"),
+        "op mul",
+        "dtypes float32",
+    ]
+
+
+@pytest.mark.parametrize("width", range(20, 60))
+def test_a_dtype_and_what_it_becomes_are_on_one_line(width: int) -> None:
+    columns = Column("cast", "dtypes"), Column("module", "name"), "casts"
+    table = Table("", columns, [("float32 -> float16", "layers.0.mlp", 4), ("float16 -> float32", "(model)", 4)])
+    text = terminal.to_text(table, width)
+    assert "fp32 -> fp16" in text
+    assert "fp16 -> fp32" in text
 
 
 def test_the_page_is_balanced_escaped_and_loads_nothing() -> None:
@@ -196,14 +246,21 @@ def test_names_cannot_become_markup(where: str) -> None:
     ("name", "parts"),
     [
         ("blocks.1.down", ["blocks.1.down"]),  # short enough for a column of any width
-        ("model.decoder.layers.11.encoder_attn", ["model.", "decoder.", "layers.", "11.", "encoder_", "attn"]),
-        ("x" * 60, ["x" * 24, "x" * 24, "x" * 12]),
-        ("<b>." + "y" * 30, ["&lt;b&gt;.", "y" * 24, "yyyyyy"]),
+        ("model.decoder.layers.11.encoder_attn", ["model.", "decoder.", "layers.", "11.", "encoder_attn"]),
+        ("aten::native_layer_norm_backward", ["aten::", "native_layer_norm_backward"]),
+        ("/work/very_long_folder/train.py:41", ["/work/", "very_long_folder/", "train.", "py:41"]),
+        ("_scaled_dot_product_flash_attention", ["_scaled_", "dot_", "product_", "flash_", "attention"]),
+        ("x" * 60, ["x" * 28, "x" * 28, "xxxx"]),
+        ("<b>." + "y" * 30, ["&lt;b&gt;.", "y" * 28, "yy"]),
     ],
 )
 def test_a_long_name_breaks_between_its_words(name: str, parts: list[str]) -> None:
-    text = page.render(Content("", "", parts=[Table("", [Column("op", "name")], [(name,)])]))
-    assert f"<code>{'<wbr>'.join(parts)}</code>" in text
+    table, code = Table("", [Column("op", "name")], [(name,)]), Code("", name)
+    text = page.render(Content("", f"in {name}", [("op", name)], [table, code]))
+    shown = "<wbr>".join(parts)
+    assert text.count(f"<code>{shown}</code>") == 2
+    assert f">in {shown}</h1>" in text
+    assert f"<b>{shown}</b>" in text
 
 
 @pytest.mark.parametrize(
@@ -218,10 +275,13 @@ def test_a_long_name_breaks_between_its_words(name: str, parts: list[str]) -> No
         ([("casts", "12"), ("ops", "aten::linear, aten::mm"), ("dtypes", "float32 -> float16")], ["facts"]),
         ([("casts", "12")], ["tiles"]),
         ([("op", "aten::square"), ("module", "blocks.1.norm"), ("checked calls", "53")], ["facts"]),
+        ([("op", "mm"), ("module", "blocks.0"), ("line", "a.py:4"), ("policy", "none"), ("calls", "53")], ["facts"]),
+        ([("runs", "20 of 60"), ("error", "inf"), ("proved", "minimum"), ("torch", "2.13.0")], ["tiles", "facts"]),
+        ([("bytes", "1.5 KiB"), ("error", "1.2e-5"), ("time", "< 0.1 %"), ("results", "73 % bfloat16")], ["tiles"]),
         ([], []),
     ],
 )
-def test_numbers_are_tiles_and_sentences_are_rows(facts: list[base.Fact], lists: list[str]) -> None:
+def test_numbers_are_tiles_and_words_are_rows(facts: list[base.Fact], lists: list[str]) -> None:
     text = page.render(Content("", "", facts))
     assert re.findall('<dl class="(.*?)">', text) == lists
     assert text.count("<dt>") == len(facts)

@@ -267,7 +267,8 @@ class Tuning(Report):
     def _trial_columns(self) -> list[Column | str]:
         return [
             Column("overrides", "count"),
-            *(Column(f"error of {name}", "number") for name in self.tolerance),
+            Column(f"error of {next(iter(self.tolerance))}" if len(self.tolerance) == 1 else "worst error", "number"),
+            Column("metric", "name"),
             "outcome",
             "purpose",
             Column("which", "text"),
@@ -282,7 +283,8 @@ class Tuning(Report):
         return [
             (
                 len(trial.overrides),
-                *(trial.errors.get(name) for name in self.tolerance),
+                trial.errors.get(worst := self._worst(trial)),
+                worst if len(self.tolerance) > 1 else None,
                 "passed" if trial.passed else "failed",
                 trial.why,
                 spell(trial.overrides),
@@ -294,10 +296,13 @@ class Tuning(Report):
 
     def _error(self, trial: Trial) -> float:
         """The error to plot: that of the only metric, or the largest relative to its tolerance."""
-        if len(self.tolerance) == 1:
-            return trial.errors.get(next(iter(self.tolerance)), math.inf)
-        ratios = [trial.errors[name] / limit for name, limit in self.tolerance.items() if name in trial.errors]
-        return max(ratios, default=math.inf)
+        worst = self._worst(trial)
+        return trial.errors[worst] / (self.tolerance[worst] if len(self.tolerance) > 1 else 1) if worst else math.inf
+
+    def _worst(self, trial: Trial) -> str:
+        """The metric whose error is largest relative to its tolerance; "" if the trial has no errors."""
+        known = [name for name in self.tolerance if name in trial.errors]
+        return max(known, key=lambda name: trial.errors[name] / self.tolerance[name], default="")
 
     def _best(self, trials: list[Trial]) -> list[Trial]:
         """The trials that are better than all trials with fewer candidates in float32, fewest first."""

@@ -37,8 +37,12 @@ _MOST_NODES, _DEEPEST = 1_200, 50
 _FIRST_ROWS, _FIRST_VALUES = 24, 3
 #: The most rows of a table, and the most lines of a list.
 _MOST_ROWS, _MOST_LINES = 1_000, 200
-#: Above this length, a verdict is set smaller, a number or another fact is a row instead of a tile, and a name breaks.
-_LONGEST_TITLE, _LONGEST_NOTE, _LONGEST_WORD, _TILES = 110, 60, 24, (9, 16)  # tiles: a word, a number
+#: Above this length, a verdict is set smaller, a number with such a remark is a row, and a name breaks.
+_LONGEST_TITLE, _LONGEST_NOTE, _LONGEST_WORD = 110, 60, 28  # a name: as long as a page of 400 pixels has room for
+#: A fact that is a tile: a number, with a total and a unit.
+_NUMBER = re.compile(r"(?:< )?-?\d[\d,]*(?:\.\d+)?(?:e[-+]\d+)?(?: of \d[\d,]*)?(?: %)?(?: [A-Za-z]\w*)?|inf|nan")
+#: The parts of a long name, which may break between them: those that are still long are divided by the next pattern.
+_BREAKS = r"(?s).+?(?:(?:[./]|::)+|\Z)", r"(?s).+?(?:_+|\Z)", rf"(?s).{{1,{_LONGEST_WORD}}}"
 
 
 def render(content: Content) -> str:
@@ -142,8 +146,8 @@ def _dtype_class(name: str) -> str:
 
 
 def _tiles_and_rows(facts: Sequence[Fact]) -> list[tuple[str, list[Fact]]]:
-    """Numbers become tiles, sentences the rows of a list; all are rows, in order, if most are sentences."""
-    tiles = [one for one in facts if len(one[1]) <= _TILES[one[1][:1].isdigit()] and len(one[-1]) <= _LONGEST_NOTE]
+    """Numbers become tiles, and words the rows of a list; all are rows, in order, if most are words."""
+    tiles = [one for one in facts if _NUMBER.fullmatch(one[1]) and len(one[-1]) <= _LONGEST_NOTE]
     if 2 * len(tiles) < len(facts):
         tiles = []
     found = [("tiles", tiles), ("facts", [fact for fact in facts if fact not in tiles])]
@@ -157,19 +161,23 @@ def _bar_parts(tree: Tree) -> list[str]:
     return list(dict.fromkeys(name for bar in bars for name, part in bar.items() if part)) + infinite
 
 
-def _breakable(name: str) -> Markup:
-    """Escapes a name and lets a long one break after a separator, or anywhere if there is none for long."""
+def _breakable(text: str) -> Markup:
+    """Escapes a text, and lets long names in it break: see `_BREAKS`."""
+    words = (map(escape, _parts_of(word, _BREAKS)) for word in re.split(r"(\s+)", text))
+    return Markup("").join(Markup("<wbr>").join(parts) for parts in words)
+
+
+def _parts_of(name: str, breaks: Sequence[str]) -> list[str]:
     if len(name) <= _LONGEST_WORD:
-        return escape(name)
-    words = re.findall(rf"[^._/:]{{1,{_LONGEST_WORD}}}[._/:]*|[._/:]+", name)
-    return Markup("<wbr>").join(map(escape, words))
+        return [name]
+    return [one for part in re.findall(breaks[0], name) for one in _parts_of(part, breaks[1:])]
 
 
 def _prose(text: str) -> Markup:
-    """Escapes a text, with arrows for "->" and numbers such as "1e-3" marked, which a browser would break."""
+    """Escapes a text, with arrows for "->", breaks in long names, and marked numbers: a browser would break "1e-3"."""
     parts = re.split(r"(\d[\d.]*(?:e-\d+| %))", text.replace(" -> ", " \N{RIGHTWARDS ARROW} "))
     marked = (
-        Markup('<span class="part">{}</span>').format(part) if place % 2 else escape(part)
+        Markup('<span class="part">{}</span>').format(part) if place % 2 else _breakable(part)
         for place, part in enumerate(parts)
     )
     return Markup("").join(marked)

@@ -50,13 +50,13 @@ def _text(text: str, style: str = "", **options: Any) -> Text:
 
 def _blocks(content: Content, plain: bool = False) -> Iterator[RenderableType]:
     yield _text(content.title, "dim")
-    yield _text(content.verdict, _VERDICT[content.good])
+    yield _Folded(content.verdict, _VERDICT[content.good])
     if content.facts:
         grid = table.Table.grid(padding=(0, 2, 0, 0))
         grid.add_column(style="dim", no_wrap=True)
         grid.add_column()
         for name, value, *note in content.facts:
-            grid.add_row(_text(name), _text(f"{value} ({note[0]})" if note and note[0] else value))
+            grid.add_row(_text(name), _Folded(f"{value} ({note[0]})" if note and note[0] else value))
         yield Text()
         yield grid
     for part in content.parts_for("terminal"):
@@ -75,11 +75,11 @@ def _part(part: Part, plain: bool) -> Iterator[RenderableType]:
             if plain and not part.wrap:
                 yield _text(textwrap.indent(line, "  "), no_wrap=True, overflow="ignore")
             else:
-                yield Padding(_text(line), (0, 0, 0, 2)) if part.title else _text(line)
+                yield Padding(_Folded(line), (0, 0, 0, 2)) if part.title else _Folded(line)
         yield from _left_out(len(part.lines) - part.most)
     elif isinstance(part, Code):
         yield from _title(part.title)
-        yield Padding(_text(part.text), (0, 0, 0, 2))
+        yield Padding(_Folded(part.text), (0, 0, 0, 2))
 
 
 def _table(shown: Table) -> Iterator[RenderableType]:
@@ -107,7 +107,7 @@ class Grid:
         columns = list(zip(self.names, *self.rows, strict=True))
         widths = _fit(columns, options.max_width - _GAP * (len(columns) - 1))
         if widths is None:
-            yield from self._records()
+            yield from self._records(options.max_width)
             return
         shown = table.Table(
             box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold", show_header=any(self.names)
@@ -119,20 +119,35 @@ class Grid:
             shown.add_row(*(Text(_wrapped(text, width), style) for text, width, style in texts))
         yield shown
 
-    def _records(self) -> Iterator[RenderableType]:
+    def _records(self, width: int) -> Iterator[RenderableType]:
+        said = ""
         for row, styles in zip(self.rows, self.styles, strict=True):
             first, *values = zip(self.names, row, styles, strict=True)
-            yield Text(" ".join(filter(None, first[:2])), first[2] or "bold", overflow="fold")
-            texts = [Text.assemble(f"{name} ", (text, style)) for name, text, style in values if text != "-"]
+            if first[1] not in ("", said):  # else it is one more line of that name
+                said = first[1]
+                yield _Folded(" ".join(filter(None, first[:2])), first[2] or "bold")
+            shown = [(name, _wrapped(text, width - 2), style) for name, text, style in values if text != "-"]
+            texts = [Text.assemble(f"{name} ", (text, style)) for name, text, style in shown]
             yield Padding(Text("; ").join(texts), (0, 0, 0, 2))
+
+
+@dataclass
+class _Folded:
+    """A text as wide as its place, in which words longer than a line break after separators."""
+
+    text: str
+    style: str = ""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        yield Text(_wrapped(printable(self.text), options.max_width), self.style)
 
 
 def _fit(columns: Sequence[Sequence[str]], room: int) -> list[int] | None:
     """Returns the widths of columns of texts, which break between words, then in names; None if there is no room."""
     widths = [max(cell_len(line) for text in texts for line in text.split("\n")) for texts in columns]
-    for parts in (str.split, _parts):
+    for parts in (_words, _parts):
         least = [max((cell_len(part) for text in texts for part in parts(text)), default=0) for texts in columns]
-        if sum(least) > room and parts is str.split:
+        if sum(least) > room and parts is _words:
             continue
         while sum(widths) > room and widths != least:
             widest = max(range(len(widths)), key=lambda place: (widths[place] > least[place], widths[place]))
@@ -140,13 +155,24 @@ def _fit(columns: Sequence[Sequence[str]], room: int) -> list[int] | None:
     return widths if sum(widths) <= room else None
 
 
+def _words(text: str) -> list[str]:
+    """The words of a text, of which a dtype and what it becomes are one: "fp32 -> fp16"."""
+    return re.findall(r"\S+ -> \S+|\S+", text)
+
+
 def _parts(text: str) -> list[str]:
     """The parts of the words of a text: those of long paths and lists, and other words as they are."""
     return [
         part
-        for word in text.split()
+        for word in _words(text)
         for part in (re.findall(r"[^./,]*[./,]*", word) if cell_len(word) > _LONG_NAME else [word])
     ]
+
+
+def _pieces(word: str, width: int) -> Iterator[str]:
+    """The parts of a word that is longer than a line; those that are too long themselves break after "_" and "::"."""
+    for part in _parts(word):
+        yield from re.findall(r"(?:(?!_|::).)*(?:_|::)*", part) if cell_len(part) > width else [part]
 
 
 def _wrapped(text: str, width: int) -> str:
@@ -155,7 +181,7 @@ def _wrapped(text: str, width: int) -> str:
     for given in text.split("\n"):
         lines.append("")
         for word in re.split("( )", given):
-            for part in _parts(word) if cell_len(word) > width else [word]:
+            for part in _pieces(word, width) if cell_len(word) > width else [word]:
                 if cell_len(word) > width and cell_len(lines[-1] + part) > width:
                     lines.append("")
                 lines[-1] += part
@@ -164,7 +190,7 @@ def _wrapped(text: str, width: int) -> str:
 
 def _title(title: str) -> Iterator[RenderableType]:
     if title:
-        yield _text(title, "bold")
+        yield _Folded(title, "bold")
 
 
 def _left_out(number: int) -> Iterator[RenderableType]:
