@@ -54,6 +54,8 @@ MISUSES: list[tuple[Callable[[], object], type[Exception], str]] = [
     # names
     (lambda: api.autocast, AttributeError, "has no attribute 'autocast'. Closest: my_autocast"),
     (lambda: api.find_nan, AttributeError, "has no attribute 'find_nan'. Closest: find_nonfinite"),
+    (lambda: api.errors.PolicyErorr, AttributeError, "has no attribute 'PolicyErorr'. Closest: PolicyError"),
+    (lambda: api.reference.promote_type, AttributeError, "has no attribute 'promote_type'. Closest: promote_types"),
     (lambda: api.trce, AttributeError, "has no attribute 'trce'. Closest: trace"),
     (lambda: api.GradScaler, AttributeError, "module 'torch_promote' has no attribute 'GradScaler'"),
     # arguments of regions
@@ -135,6 +137,13 @@ MISUSES: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: api.why("f4[2]", autocast="gpu"), e.OptionError, "got 'gpu'. Legal: 'cpu', 'cuda', 'xpu', 'mps'."),
     # blocks, at the call
     (lambda: api.trace(step), e.OptionError, ". Write `with trace(...) as report:` inside the function."),
+    (
+        lambda: api.trace(step()),
+        e.OptionError,
+        "must be an nn.Module or None, got Tensor(...). Write `with trace(...) as report:` around the code.",
+    ),
+    (lambda: api.trace(where=torch.ones(9, 9)), e.OptionError, "got Tensor(...)."),
+    (lambda: api.compare(step, model=[model]), e.OptionError, "the nn.Module that the step runs, got [TwoLayers( ...."),
     (lambda: api.trace(value=True), e.ArgumentError, "trace() has no argument 'value'. Closest: values."),
     (lambda: api.trace(model, True), e.ArgumentError, "trace() takes model by position, got 2: TwoLayers, bool."),
     (lambda: api.trace(where="cast"), e.OptionError, "got 'cast'. Closest: casts."),
@@ -148,7 +157,7 @@ MISUSES: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: api.find_nonfinite(raise_on_first=True), e.ArgumentError, "Closest: raise_at_first."),
     (lambda: api.crosscheck(level="bit"), e.OptionError, "Closest: bits. Legal: 'dtype', 'bits'."),
     (lambda: api.crosscheck(raise_mismatch=True), e.ArgumentError, "Closest: raise_on_mismatch."),
-    (lambda: api.check_casts(model), e.FlagError, "enabled is a bool, got TwoLayers( ... of type TwoLayers."),
+    (lambda: api.check_casts(model), e.FlagError, "enabled is a bool, got TwoLayers(...) of type TwoLayers."),
     # reports
     (lambda: in_block(lambda report: report.calls.where(opp="mm")), e.ArgumentError, "no argument 'opp'. Closest: op."),
     (
@@ -164,7 +173,7 @@ MISUSES: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: in_block(lambda report: report.explain()), e.ArgumentError, "explain() needs pattern, too."),
     (lambda: in_block(lambda report: report.explain(torch.mm)), e.OptionError, "explain what? Got <built-in method mm"),
     (lambda: in_block(lambda report: report.diff(model)), e.OptionError, "expects reports of trace(), or the files"),
-    (lambda: api.diff(model, model), e.OptionError, "or the files of recordings, got TwoLayers( ...."),
+    (lambda: api.diff(model, model), e.OptionError, "or the files of recordings, got TwoLayers(...)."),
     (
         lambda: in_block(lambda report: api.diff(report, report, tolerance=1)),
         e.OptionError,
@@ -281,6 +290,12 @@ MISUSES: list[tuple[Callable[[], object], type[Exception], str]] = [
         e.StepError,
         "Return the loss, the outputs, or a dict of metrics.",
     ),
+    (
+        lambda: api.check_ranks(model),
+        e.OptionError,
+        "no process group is initialized. Start several ranks, as torchrun",
+    ),
+    (lambda: api.check_ranks(step), e.OptionError, "model must be an nn.Module or None, got <function step at"),
     (lambda: api.check_ranks(modle=model), e.ArgumentError, "Closest: model. Legal: model, group."),
 ]
 
@@ -311,6 +326,14 @@ def test_a_type_error_of_a_function_itself_is_not_explained() -> None:
     with pytest.raises(TypeError, match=r"^of the step$") as caught:
         tp.compare(broken, model=model, progress=False)
     assert not isinstance(caught.value, e.ArgumentError)
+
+
+def test_calls_of_an_op_that_none_is_of_name_the_closest() -> None:
+    with tp.trace() as report:
+        step()
+    assert repr(report.calls.where(op="linaer")) == "no calls; closest op: linear"
+    assert repr(report.calls.where(op="linear", phase="optimizer")) == "no calls"
+    assert repr(report.calls.where(op="softmax")) == "no calls"
 
 
 def test_dir_lists_the_public_names() -> None:

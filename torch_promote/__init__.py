@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch_promote import errors
 from torch_promote.errors import PolicyError, TorchPromoteError
-from torch_promote.errors import did_you_mean as _did_you_mean
+from torch_promote.errors import raise_no_attribute as _raise_no_attribute
 
 
 def _is_command() -> bool:
@@ -150,9 +150,7 @@ def __getattr__(name: str) -> Any:
     if name in _LAZY:
         globals()[name] = found = getattr(importlib.import_module(_LAZY[name]), name)
         return found
-    # Dunders and the like are what tools ask any module for.
-    hint = "" if name.startswith("_") else f".{_did_you_mean(name, __all__)}".rstrip(".")  # Python adds one
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
+    return _raise_no_attribute(__name__, __all__, name)
 
 
 def __dir__() -> list[str]:

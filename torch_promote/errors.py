@@ -313,7 +313,10 @@ LONGEST_NAME = 1_000
 
 
 def shown(value: object) -> str:
-    """Returns the first line of a value's repr for an error, also of one that cannot be printed."""
+    """Returns the first line of a value's repr for an error, or its type: of a tensor, and if it cannot be printed."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor | torch.nn.Module):
+        return f"{type(value).__name__}(...)"
     try:
         lines = repr(value).splitlines() or [""]
     except Exception:
@@ -327,6 +330,17 @@ def did_you_mean(name: str, known: Iterable[str], count: int = 3) -> str:
         return ""
     close = difflib.get_close_matches(name, list(known), n=count, cutoff=0.6 if len(name) > 2 else 0.75)
     return f" Closest: {', '.join(close)}." if close else ""
+
+
+def raise_no_attribute(module: str, names: Iterable[str], name: str) -> NoReturn:
+    """Raises the error of a module that has no attribute of a name, with the closest of its names."""
+    # Dunders and the like are what tools ask any module for.
+    hint = "" if name.startswith("_") else f".{did_you_mean(name, names)}".rstrip(".")  # Python adds one
+    raise AttributeError(f"module {module!r} has no attribute {name!r}{hint}")
+
+
+# By globals(): type checkers, which see a `__getattr__`, would accept every name.
+globals()["__getattr__"] = functools.partial(raise_no_attribute, __name__, __all__)
 
 
 def check_flag(name: str, value: object) -> bool:

@@ -243,13 +243,19 @@ def test_a_file_of_a_package_is_named_as_its_module(
     assert last == f"It is a part of a package. Name the module: {remedy.format(folder=tmp_path)}"
 
 
+def test_a_function_that_needs_arguments_is_no_target(target_file: Path, capsys: Capture) -> None:
+    target_file.write_text("def make(rate):\n    pass")
+    assert main(["compare", TARGET]) == 2
+    said = "TARGET: make of train.py gets no arguments: missing a required argument: 'rate'. Give it a default."
+    assert said in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("source", "head", "frames"),
     [
         ("import no_such_package\ndef make(): pass", "ModuleNotFoundError: No module named 'no_such_package'", 1),
         ("def make():\n    return inner()\ndef inner():\n    raise ValueError('no data')", "ValueError: no data", 2),
         ("import sys\ndef make():\n    sys.exit(3)", "SystemExit: 3", 1),
-        ("def make(rate):\n    pass", "TypeError: make() missing 1 required positional", 0),
         ("import torch\ndef make():\n    torch.nn.Linear(2, 2)(torch.ones(3))", "RuntimeError: ", 1),
         ("import torch_promote\ndef make():\n    torch_promote.my_autocast('cpx')", "", 1),
         ("def make(:\n    pass", "SyntaxError: invalid syntax", 1),
@@ -401,13 +407,15 @@ def test_a_policy_that_needs_no_override(target_file: Path, capsys: Capture) -> 
     assert main([*ASK[:3], "0.5", *files]) == 0
     out, err = capsys.readouterr()
     assert "Nothing to tune: the current policy meets the tolerance without an override" in " ".join(out.split())
-    assert "wrote mine.toml, run.html, run.json" in err
+    assert "wrote mine.toml, run.html, run.json\ntorch-promote: mine.toml has no override beyond the " in err
     assert tp.Policy.load("mine.toml") == tp.Policy.stock()
     assert json.loads(Path("run.json").read_text())["met"] is True
     assert main([*ASK[:3], "0.5"]) == 0
     err = capsys.readouterr().err
     assert "not saved" not in err
-    assert "next:" not in err
+    assert err.endswith(f"next: torch-promote tune {TARGET} --tolerance 0.5 -o mine.toml --direction speed\n")
+    assert main(_next_of(err)) == 0
+    assert "tuning for speed" in capsys.readouterr().out
 
 
 def test_a_loss_that_is_nan_in_the_reference_too(target_file: Path, capsys: Capture) -> None:
@@ -488,8 +496,11 @@ def test_the_last_step_of_a_comparison_with_inf(target_file: Path, capsys: Captu
 
 def _next(capture: Capture) -> list[str]:
     """The command that was said last."""
-    last = capture.readouterr().err.splitlines()[-1]
-    return shlex.split(last.partition("torch-promote: next: torch-promote ")[2])
+    return _next_of(capture.readouterr().err)
+
+
+def _next_of(err: str) -> list[str]:
+    return shlex.split(err.splitlines()[-1].partition("torch-promote: next: torch-promote ")[2])
 
 
 @pytest.mark.parametrize(

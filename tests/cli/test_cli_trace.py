@@ -217,6 +217,15 @@ def test_find_nan_tries_the_cures_and_writes_the_policy(script: Path, capfd: Cap
     assert err.endswith("torch-promote: to use it:\n  torch-promote run --override add.Tensor=fp32 fixed.py\n")
     assert "no inf or NaN" in (script / "nan.html").read_text()
 
+    _, _, err = command_run(
+        capfd, "find-nan", "--override=clamp.default=fp32", "fixed.py", "--fix", "--lr", "1", "--override", "x=y", "z"
+    )
+    assert err.endswith("\n  torch-promote find-nan --fix mine.toml fixed.py --lr 1 z\n")
+    (script / "none.py").write_text("import torch\ntorch.ones(2, 2) @ torch.ones(2, 2)\n")
+    _, _, err = command_run(capfd, "find-nan", "--override=mm=fp32", "none.py")
+    assert "the override mm=fp32 never acted." in err
+    assert "to use it" not in err
+
     (script / "hopeless.py").write_text("import torch\ntorch.zeros(2).log() * 0\n")
     status, _, err = command_run(capfd, "find-nan", "--fix", "other.toml", "hopeless.py")
     assert status == 1

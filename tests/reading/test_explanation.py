@@ -438,3 +438,17 @@ def test_an_op_without_a_policy_in_a_disabled_region() -> None:
     )
     assert "self: aten::matmul (bfloat16 -> bfloat16) at test_explanation.py:" in facts["its tensors"]
     assert {"in the same modules", "its tensors"}.isdisjoint(dict(report.explain("(model)").facts))
+
+
+def test_the_calls_have_the_order_of_the_ops_of_the_trace() -> None:
+    """Inf and NaN first, then casts, then policies, then what computes; last views and conversions."""
+    with tp.trace(values=True) as traced, tp.my_autocast("cpu", torch.bfloat16):
+        x = torch.ones(2, 2)
+        for _ in range(5):
+            x = x.view(2, 2).t().to(torch.float64).to(torch.float32)
+        x.relu().relu()
+        torch.mm(x, x)
+        torch.zeros(1).log()
+    rows = [row.op for row in traced.explain("(model)").rows]
+    assert rows[:3] == ["aten::log", "aten::mm", "aten::relu"]
+    assert "aten::t" in rows[3:]

@@ -7,8 +7,9 @@ import torch.distributed as dist
 from torch import nn
 
 from torch_promote import _C
-from torch_promote.errors import PolicyMismatchError, explains_arguments
+from torch_promote.errors import OptionError, PolicyMismatchError, explains_arguments
 from torch_promote.extension import policies_beyond_stock, tables_in_force
+from torch_promote.observe.places import check_model
 from torch_promote.observe.policy_sources import my_autocast_is_in_force
 from torch_promote.policy.module_tables import WHOLE, Tables, entries_of
 from torch_promote.policy.op_table import DEVICE_TYPES, spell_policy
@@ -32,7 +33,7 @@ def check_ranks(model: nn.Module | None = None, group: dist.ProcessGroup | None 
 
     Raises:
         PolicyMismatchError: Ranks differ. The error says which, and in what. It is a RuntimeError.
-        ValueError: No process group has been initialized. PyTorch raises it.
+        OptionError: No process group has been initialized, or the model is not a module. It is a ValueError.
 
     Example:
         >>> import torch.distributed as dist, torch_promote as tp
@@ -41,6 +42,12 @@ def check_ranks(model: nn.Module | None = None, group: dist.ProcessGroup | None 
         ...     tp.check_ranks()
         >>> dist.destroy_process_group()
     """
+    check_model(model)
+    if not (dist.is_available() and dist.is_initialized()):
+        raise OptionError(
+            "check_ranks(model, group) compares the ranks of a distributed job, and no process group is initialized. "
+            "Start several ranks, as torchrun does, and call torch.distributed.init_process_group() first."
+        )
     ranks = dist.get_process_group_ranks(group)
     found: list[dict[str, str]] = [{} for _ in ranks]
     dist.all_gather_object(found, _settings(model), group=group)

@@ -32,7 +32,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from torch_promote.checking.expectation import CheckedCall, expect, has_fake, operands_of
 from torch_promote.checking.expression import Node, find_function, parse
-from torch_promote.errors import ExpressionError, OptionError, PromotionRuleError, explains_arguments
+from torch_promote.errors import ExpressionError, OptionError, PromotionRuleError, explains_arguments, shown
 from torch_promote.observe.observer import observe_dispatch
 from torch_promote.observe.ops import facts_of, tensor_arguments, tensors_in
 from torch_promote.observe.policy_sources import state_in_force
@@ -200,7 +200,7 @@ def why(
     if autocast is None and (dtype is not None or policy is not None):
         raise OptionError('dtype and policy are those of a region: pass autocast="cpu" or another device type, too.')
     if autocast is not None and autocast not in DEVICE_TYPES:
-        raise OptionError(f"autocast is a device type or None, got {autocast!r}.{LEGAL_DEVICES}")
+        raise OptionError(f"autocast is a device type or None, got {shown(autocast)}.{LEGAL_DEVICES}")
     chosen = promotion_rule(rule, default_dtype)
     explainer = _Explainer(autocast, None if dtype is None else parse_dtype(dtype), policy, chosen)
     tree, region = parse(expression), explainer.region_in_words()

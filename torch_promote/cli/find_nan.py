@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch_promote.cli.output import file, say
-from torch_promote.cli.user_program import PROGRAM, add_record_options, end_as, report_each, run_recorded
+from torch_promote.cli.user_program import PROGRAM, add_record_options, end_as, own_words, report_each, run_recorded
 from torch_promote.cli.user_program import check as check_program
 from torch_promote.errors import OptionError
 
@@ -86,6 +86,7 @@ def check(arguments: argparse.Namespace) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command, and returns its exit status."""
     from torch_promote.numerics.traced_process import Request
+    from torch_promote.regions.installation import split_overrides
 
     request = Request("", {"raise_at_first": arguments.raise_at_first}, finds_nonfinite=True)
     given, runs, step = len(arguments.override), 0, 0
@@ -105,8 +106,10 @@ def run(arguments: argparse.Namespace) -> int:
             if cures:
                 what = "to try it, and then what cures the next origin, if there is one"
                 say(f"torch-promote: {what}:\n  torch-promote find-nan --fix mine.toml {_program(arguments)}")
-            if arguments.override and not found and not status:
-                options = _options(arguments.override)
+            unused = [one.unused for one in outcome.named().values()]
+            asked = split_overrides(",".join(arguments.override)).items()
+            options = _options(one for one in map("=".join, asked) if not all(one in each for each in unused))
+            if options and not found and not status:
                 say(f"torch-promote: to use it:\n  torch-promote run{options} {_program(arguments)}")
             if arguments.fix is not None:
                 why = f"{signal.Signals(-outcome.status).name} ended the program"
@@ -180,7 +183,7 @@ def _policy(arguments: argparse.Namespace) -> Policy:
 
 
 def _program(arguments: argparse.Namespace) -> str:
-    return shlex.join(arguments.program)
+    return shlex.join(own_words(arguments))
 
 
 def _names_of(key: str) -> tuple[str, str]:

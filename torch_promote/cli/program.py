@@ -130,8 +130,15 @@ class _Parser(argparse.ArgumentParser):
             raise
 
     def error(self, message: str) -> NoReturn:
-        words = message.removeprefix("unrecognized arguments: ").split()
-        if message.startswith("unrecognized"):
+        is_unknown = message.startswith("unrecognized")
+        words = message.removeprefix("unrecognized arguments: ").split() if is_unknown else []
+        if message.startswith("the following arguments are required"):  # perhaps under a misspelt name
+            known = " ".join(["", *self._option_string_actions])  # of which one may be a part
+            words = [word for word in self.get_default("words") if word.startswith("--")]
+            words = [word for word in words if f" {word.partition('=')[0]}" not in known]
+        if words:
+            words = [word for word in words if word.startswith("--")] or words  # the others may be their values
+            message = f"unrecognized arguments: {' '.join(words)}"
             message += self._remedy(words[0].partition("=")[0])
         say(f"torch-promote: error: {message.rstrip('.')}. See `{self.prog} --help`.")
         self.exit(_WRONG_COMMAND_LINE)
@@ -199,8 +206,8 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         _end_without_command(make_parser(), argv)
     parser = make_parser(command)
     end = _start_of_program(parser, rest) if command in _RUN_A_PROGRAM else len(rest)
+    parser.set_defaults(words=rest)  # which errors name
     arguments = parser.parse_args(rest[:end])
-    arguments.words = rest
     arguments.is_separated = rest[end : end + 1] == ["--"]
     arguments.program = rest[end + arguments.is_separated :]
     return arguments

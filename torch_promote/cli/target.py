@@ -149,14 +149,16 @@ def check(arguments: argparse.Namespace) -> None:
 def _place_of(text: str) -> tuple[str, str]:
     """Returns the file or module of a target, and the function in it."""
     place, _, name = text.rpartition(":")
-    if not place or not name.isidentifier():
-        example = text.removesuffix("()")
+    if not place or place.endswith(":") or not name.isidentifier():
+        example = text.removesuffix("()").replace("::", ":")
         if ":" not in example:
             example = f"{example if example.endswith('.py') or example.isidentifier() else 'train.py'}:make"
         raise OptionError(
             f"TARGET {text!r}: name a file or module and a function in it that returns (model, step), such as "
-            f"{example}. `torch-promote compare --help` shows such a function."
+            f"{example}{', with one colon' * ('::' in text)}. `torch-promote compare --help` shows such a function."
         )
+    if os.path.isdir(place):
+        raise OptionError(f"TARGET: {place!r} is a folder. Name a file in it, such as {place}/train.py:{name}.")
     if _is_file(place) and not os.path.isfile(place):
         raise OptionError(f"TARGET: there is no file {place!r}.{closest_files(place, '.py')}")
     if place.endswith(".py"):
@@ -203,6 +205,10 @@ def open_target(arguments: argparse.Namespace) -> Iterator[SimpleNamespace]:
             if not callable(function):
                 kind = type(function).__name__
                 raise OptionError(f"TARGET: {name} of {place} is a value of type {kind}, not a function.")
+            try:
+                inspect.signature(function).bind()
+            except TypeError as error:
+                raise OptionError(f"TARGET: {name} of {place} gets no arguments: {error}. Give it a default.") from None
             target = _read(function(), text)
             what = f"the step of {text}"
             yield target

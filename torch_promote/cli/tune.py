@@ -111,10 +111,14 @@ def run(arguments: argparse.Namespace) -> int:
         say("torch-promote: interrupted in the first runs: nothing is known, and nothing was saved.")
         raise
     targets.put_out(found, arguments, arguments.output)
+    if arguments.output is not None and not found.overrides:
+        say(f"torch-promote: {arguments.output} has no override beyond the policy in force.")
     if not found.reason:
         if arguments.output is None:
             say("torch-promote: the policy was not saved. To save it, name a file: -o mine.toml")
         _say_next(arguments, found.met, interrupted=found.interrupted)
+    elif found.candidates and found.direction == "accuracy":
+        _say_search(arguments, "--direction", "speed")
     if found.interrupted:
         return 130
     return 0 if found.met else 1
@@ -150,6 +154,10 @@ def _say_next(arguments: argparse.Namespace, met: bool, *, is_saved: bool = True
     elif not met and not interrupted:
         targets.say_next(arguments, "compare", policy=policy)
     else:
-        more = [] if policy is not None else ["-o", "mine.toml"]
-        more += ["--resume", "runs.json"] if interrupted and arguments.resume is None else []
-        say(f"torch-promote: next: {shlex.join(['torch-promote', 'tune', *arguments.words, *more])}")
+        _say_search(arguments, *(["--resume", "runs.json"] if interrupted and arguments.resume is None else []))
+
+
+def _say_search(arguments: argparse.Namespace, *options: str) -> None:
+    """Says that the next command is this one with more options, and a file for the policy if it names none."""
+    saved = [] if arguments.output is not None else ["-o", "mine.toml"]
+    say(f"torch-promote: next: {shlex.join(['torch-promote', 'tune', *arguments.words, *saved, *options])}")

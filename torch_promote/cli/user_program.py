@@ -83,9 +83,6 @@ def check(arguments: argparse.Namespace) -> None:
     what = arguments.command
     if not arguments.program:
         raise OptionError(f"{what} what? Name a script, -m MODULE, -c CODE or -. See `torch-promote {what} --help`.")
-    policy = arguments.policy
-    if policy is not None and policy.endswith(".toml") and not os.path.exists(policy):  # before PyTorch is imported
-        raise OptionError(f"--policy {policy}: there is no such file.{closest_files(policy, '.toml')}")
     word = arguments.program[0]
     is_script = not word.startswith("-")
     if word in ("-m", "-c") and len(arguments.program) == 1:
@@ -172,6 +169,17 @@ def _behind(arguments: argparse.Namespace) -> list[str]:
     words = [word.partition("=")[0] for word in arguments.program[1 + (arguments.program[0] in ("-m", "-c")) :]]
     ours = {word for word in arguments.options if word.startswith("--")} - {"--help"}
     return [one for one in dict.fromkeys(words) if one in ours and not re.search(rf"['\"]{one}(?![\w-])", source)]
+
+
+def own_words(arguments: argparse.Namespace) -> list[str]:
+    """Returns the program and its arguments without the options that `check` says stand before the program."""
+    behind, kept, is_value = _behind(arguments), list[str](), False
+    for word in arguments.program:
+        name, equals, _ = word.partition("=")
+        if name not in behind and not (is_value and not word.startswith("-")):
+            kept.append(word)
+        is_value = name in behind and not equals and arguments.options[name].nargs != 0
+    return kept
 
 
 def _refuse_shadow(script: str) -> None:

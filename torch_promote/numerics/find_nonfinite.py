@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import nn
 
-from torch_promote.errors import NonfiniteError, OptionError, check_flag
+from torch_promote.errors import NonfiniteError, OptionError, check_flag, shown
 from torch_promote.numerics.nonfinite import NonfiniteOrigin, ScalerSteps, Vanished, tell_line, tell_where
 from torch_promote.numerics.nonfinite_finder import FinderState, NonfiniteFinder
 from torch_promote.numerics.recent_calls import may_have_override
@@ -351,7 +351,7 @@ def _check(model: object, raise_at_first: object, allow: object) -> None:
         or not all(isinstance(one, str) and one for one in allow)
     ):
         raise OptionError(
-            f'`allow` expects a sequence of names, such as ("log", "blocks.3", "train.py:41"), got {allow!r}.'
+            f'`allow` expects a sequence of names, such as ("log", "blocks.3", "train.py:41"), got {shown(allow)}.'
         )
 
 

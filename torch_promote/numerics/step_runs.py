@@ -50,13 +50,13 @@ class StepRuns:
             got = f"a {type(step).__name__}. Pass the function itself" if isinstance(step, torch.Tensor) else repr(step)
             raise OptionError(f"step must be a function that runs a step and returns its loss, got {got}.")
         if not isinstance(model, nn.Module):
-            raise OptionError(f"model must be the nn.Module that the step runs, got {model!r}.")
+            raise OptionError(f"model must be the nn.Module that the step runs, got {shown(model)}.")
         if not isinstance(batches, int) or isinstance(batches, bool) or batches < 1:
             raise OptionError(
                 f"batches (the number of times a run calls step) must be 1 or more, got {shown(batches)}."
             )
         if dtype is not None and dtype not in (torch.float16, torch.bfloat16):
-            raise OptionError(f"dtype must be torch.float16, torch.bfloat16 or None, got {dtype!r}.")
+            raise OptionError(f"dtype must be torch.float16, torch.bfloat16 or None, got {shown(dtype)}.")
         if not isinstance(restore, Iterable) or isinstance(restore, torch.Tensor):
             raise OptionError(
                 f"restore must be a tuple or list of objects that the step changes, got {type(restore).__name__}. For "

@@ -29,6 +29,7 @@ from torch_promote.observe.places import RunningModules
 from torch_promote.observe.surroundings import watch_steps
 from torch_promote.reading.trace_report import TraceReport
 from torch_promote.recording.file import SUFFIX, RecordingFile
+from torch_promote.regions.installation import unused_overrides
 from torch_promote.report.codec import encode
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ class Record:
     # In find-nan, whether there is an origin, or GradScaler skipped all steps; None if it did not reach the steps.
     found: bool | None = None
     data: dict[str, Any] | None = None  # in find-nan, the report
+    unused: tuple[str, ...] = ()  # in find-nan, the overrides of the command line that never acted
 
 
 def named_after(path: str, suffix: str, tag: str) -> str:
@@ -226,7 +228,7 @@ class _Process:
             # A forked process inherits the origin that its parent found.
             found = bool(self._report.found) and data["origin"] != self._inherited
             record.found = found or self._report.scaler.never_stepped
-            record.data = data
+            record.data, record.unused = data, tuple(unused_overrides()[0])
         whole = Path(self._request.folder, f"{os.getpid()}.json")
         part = whole.with_suffix(".json-part")
         with contextlib.suppress(OSError):  # the command has ended before this process

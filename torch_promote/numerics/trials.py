@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from torch_promote.errors import OptionError, TorchPromoteError, did_you_mean
+from torch_promote.errors import OptionError, TorchPromoteError, did_you_mean, shown
 from torch_promote.numerics.call_observers import hidden_from_observers
 from torch_promote.numerics.comparison import Comparison
 from torch_promote.numerics.search import OutOfBudgetError
@@ -41,15 +41,15 @@ class Judge:
         if not values or len(numbers) < len(values) or not all(0 < one < math.inf for one in numbers):
             raise OptionError(
                 f"tolerance must be a finite number above 0 (relative to the reference), or a mapping of metrics to "
-                f"such numbers, got {tolerance!r}. For example tolerance=1e-3 or tolerance={{'loss': 1e-3}}."
+                f"such numbers, got {shown(tolerance)}. For example tolerance=1e-3 or tolerance={{'loss': 1e-3}}."
             )
         if metric is not None and not isinstance(metric, str) and not callable(metric):
             raise OptionError(
                 f"metric must be a function of the step's result, the name of a part of it, or None for all of it, got "
-                f"{metric!r}."
+                f"{shown(metric)}."
             )
         if check is not None and not callable(check):
-            raise OptionError(f"check must be a function of the step's result that returns a bool, got {check!r}.")
+            raise OptionError(f"check must be a function of the step's result that returns a bool, got {shown(check)}.")
         self._asked = dict(tolerance) if isinstance(tolerance, Mapping) else float(tolerance)
         self.metric = metric
         self.check = check

@@ -23,6 +23,7 @@ from torch_promote.errors import (
     check_path,
     did_you_mean,
     explains_arguments,
+    shown,
 )
 from torch_promote.numerics.compare import DIFFER, REFERENCE, ComparedRuns
 from torch_promote.numerics.comparison import BROKEN, Comparison
@@ -132,10 +133,10 @@ def tune(
             near = did_you_mean(str(value), legal, 1)
             if str(value).startswith("layer"):
                 near = ' A layer is a module: level="module".'
-            raise OptionError(f"{name} must be {' or '.join(map(repr, legal))}, got {value!r}.{near}")
+            raise OptionError(f"{name} must be {' or '.join(map(repr, legal))}, got {shown(value)}.{near}")
     override = _override_for(direction, formats)
     if not isinstance(seed, int) or isinstance(seed, bool):
-        raise OptionError(f"seed must be an int, got {seed!r}.")
+        raise OptionError(f"seed must be an int, got {shown(seed)}.")
     check_flag("progress", progress)
     dtype = None if dtype is None else parse_dtype(dtype)
     if dtype is not None and (why := why_not_cast(dtype)) is not None:
@@ -148,8 +149,8 @@ def tune(
     least = _LEAST + compiled + (direction == "speed")
     if not isinstance(budget, int) or isinstance(budget, bool) or budget < least:
         raise OptionError(
-            f"budget (the maximum number of runs) must be {least} or more, got {budget!r}: tune makes so many runs "
-            f"besides those of the search."
+            f"budget (the maximum number of runs) must be {least} or more, got {shown(budget)}: tune makes so many "
+            f"runs besides those of the search."
         )
     base = current_policy()
     shapes = [(name, list(one.shape), str(one.dtype)) for name, one in model.named_parameters()]
@@ -185,7 +186,7 @@ def _override_for(direction: str, formats: Sequence[str] | None) -> str:
     pair = ("fp32", "lower") if formats is None else formats
     legal = (
         "formats must be ('fp32', 'lower') or ('lower', 'float8'), where any float8 policy may take the place of "
-        f"'float8', got {formats!r}"
+        f"'float8', got {shown(formats)}"
     )
     if isinstance(pair, str) or not isinstance(pair, Sequence) or len(pair) != 2:
         raise OptionError(f"{legal}. Give a pair: the format of the candidates, and the one that they may run in.")
@@ -382,7 +383,7 @@ class _Tuner:
             return f"no {what} in a region of the step.{self._excluded()}"
         if not self._untuned.passed:
             return ""
-        advice = 'Tune with a smaller tolerance, or use direction="speed" to lower more ops.'
+        advice = 'Tune with a smaller tolerance, or with direction="speed" (--direction speed) to lower more ops.'
         return (
             f"the current policy meets the tolerance without an override: {judge.describe(errors)}. "
             f"{advice if self._names else ' '.join(self._comparison.notes)}"

@@ -146,7 +146,8 @@ _MODULE_CALL: CodeType = nn.Module._call_impl.__code__
 def check_model(model: object, block: str = "") -> None:
     """Raises OptionError unless a model is a module or None. `block` is what people mean as a decorator, @trace."""
     if model is not None and not isinstance(model, nn.Module):
-        remedy = f" Write `with {block}(...) as report:` inside the function." if block and callable(model) else ""
+        where = "inside the function" if callable(model) else "around the code"
+        remedy = f" Write `with {block}(...) as report:` {where}." if block else ""
         raise OptionError(f"model must be an nn.Module or None, got {shown(model)}.{remedy}")
 
 

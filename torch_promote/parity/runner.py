@@ -48,6 +48,7 @@ from torch_promote.parity.model import (
     row_name,
 )
 from torch_promote.parity.samples import PAIRS, Bound, NotGenerated, Sample, op_database, sample_dtypes, samples
+from torch_promote.policy.op_names import closest_ops
 from torch_promote.policy.op_table import DEVICE_TYPES, op_table, schema_of
 from torch_promote.reference.dtypes import LOWER_DTYPES
 from torch_promote.regions.autocast import my_autocast
@@ -312,7 +313,10 @@ def entries(options: Options) -> list[Entry]:
     names = [entry.name for entry in everything]
     for glob in options.ops:
         if not fnmatch.filter(names, glob):
-            raise OptionError(f"no entry is called {glob!r}.{did_you_mean(glob, names)}")
+            stems = {one: one.rpartition("::")[2].removeprefix("nn.functional.") for one in (glob, *names)}
+            close = closest_ops(stems.pop(glob), stems.values(), "")
+            hint = f" Closest: {', '.join(one for one in names if stems[one] in close)}." if close else ""
+            raise OptionError(f"no op is called {glob!r}.{hint}")
     chosen = [e for e in everything if not options.ops or any(fnmatch.fnmatchcase(e.name, g) for g in options.ops)]
     _check_dtypes(chosen, options)
     if options.sample is not None and len(chosen) != 1:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from torch_promote.errors import DtypeError, did_you_mean
+from torch_promote.errors import DtypeError, did_you_mean, shown
 
 #: Short names besides those of PyTorch ("half", "float", "double"). As a policy, "fp16" and "fp32" mean something else:
 #: `torch_promote.policy.overrides.parse_policy` tries the names of policies first.
@@ -72,8 +72,8 @@ def parse_dtype(value: object, what: str = "dtype") -> torch.dtype:
         return value
     if not isinstance(value, str):
         raise DtypeError(
-            f"{what} is a torch.dtype or the name of one, such as torch.bfloat16 or 'bfloat16'; got {value!r} of type "
-            f"{type(value).__name__}."
+            f"{what} is a torch.dtype or the name of one, such as torch.bfloat16 or 'bfloat16'; got {shown(value)} of "
+            f"type {type(value).__name__}."
         )
     found = dtype_of_name(value)
     if found is None and value.lower().startswith(("float8", "fp8", "mxfp8")):

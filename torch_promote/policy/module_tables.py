@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from torch_promote.errors import PolicyError, did_you_mean
+from torch_promote.errors import PolicyError, did_you_mean, shown
 from torch_promote.policy.named_policies import Value
 from torch_promote.policy.op_names import exact_key
 from torch_promote.policy.op_table import spell_policy
@@ -43,8 +43,8 @@ def parse_tables(tables: Mapping[Any, Any]) -> dict[str, Table]:
 def _parse(name: object, table: object) -> Table:
     if not isinstance(name, str):
         raise PolicyError(
-            f"a policy names modules by a str, such as 'blocks.*.attn' or 'class:RMSNorm', got {name!r}. The classes "
-            f"themselves are for set_module_policy."
+            f"a policy names modules by a str, such as 'blocks.*.attn' or 'class:RMSNorm', got {shown(name)}. The "
+            f"classes themselves are for set_module_policy."
         )
     section = section_of(name)
     if isinstance(table, str):
@@ -52,10 +52,10 @@ def _parse(name: object, table: object) -> Table:
             return table
         raise PolicyError(
             f"{section}: the policy of a whole module is {' or '.join(map(repr, WHOLE))}, got "
-            f"{table!r}.{did_you_mean(table, WHOLE)} For single ops, write overrides: the op and its policy."
+            f"{shown(table)}.{did_you_mean(table, WHOLE)} For single ops, write overrides: the op and its policy."
         )
     if not isinstance(table, Mapping):
-        raise PolicyError(f"{section}: a table is a mapping of overrides, 'fp32' or 'off', got {table!r}.")
+        raise PolicyError(f"{section}: a table is a mapping of overrides, 'fp32' or 'off', got {shown(table)}.")
     if not table:
         raise PolicyError(f"{section}: the table is empty. Add an op and its policy, or leave it out.")
     try:

@@ -287,7 +287,7 @@ def check_device_types(device_type: object) -> tuple[str, ...]:
     names = DEVICE_TYPES if device_type is None else (device_type,) if isinstance(device_type, str) else device_type
     if not isinstance(names, Sequence) or not names or not all(isinstance(name, str) for name in names):
         raise DeviceTypeError(
-            f"device_type is a device type, a sequence of them or None, got {device_type!r}.{LEGAL_DEVICES}"
+            f"device_type is a device type, a sequence of them or None, got {shown(device_type)}.{LEGAL_DEVICES}"
         )
     for name in names:
         if name not in DEVICE_TYPES:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Self, get_args
 from torch import nn
 from torch.utils import _pytree
 
-from torch_promote.errors import DeviceTypeError, PolicyError, explains_arguments
+from torch_promote.errors import DeviceTypeError, PolicyError, explains_arguments, shown
 from torch_promote.policy import files, module_tables
 from torch_promote.policy.files import Pattern
 from torch_promote.policy.module_tables import Tables, entries_of, section_of, spell_table
@@ -168,8 +168,8 @@ class Policy:
         """Makes a policy from changes without checking them. Use `stock`, `named` and `override` instead."""
         if not isinstance(changes, tuple) or not all(isinstance(one, tuple) and len(one) == 3 for one in changes):
             raise PolicyError(
-                f"Policy(...) takes a tuple of (overload, device, policy) triples, got {changes!r}. To get a policy by "
-                f"name, use Policy.named(...)."
+                f"Policy(...) takes a tuple of (overload, device, policy) triples, got {shown(changes)}. To get a "
+                f"policy by name, use Policy.named(...)."
             )
         object.__setattr__(self, "changes", changes)
         object.__setattr__(self, "modules", modules)
@@ -238,15 +238,16 @@ class Policy:
         if not isinstance(value, str):
             advice = advice_for(value) or " For single ops, use Policy.stock().override({op: policy})."
             raise PolicyError(
-                f"a policy is a Policy, a name or the path of a policy file, got {value!r} of type "
+                f"a policy is a Policy, a name or the path of a policy file, got {shown(value)} of type "
                 f"{type(value).__name__}.{advice}"
             )
         if value in MEANINGS:
             return cls.named(value)  # type: ignore[arg-type]
         if value.endswith(".toml") or os.sep in value or "/" in value:
             return cls.load(value)
-        if os.path.isfile(value):
-            raise PolicyError(f"{value} is there, but the name of a policy file ends in .toml. Rename it if it is one.")
+        if os.path.exists(value):
+            remedy = "It is a folder: name a file in it." if os.path.isdir(value) else "Rename it if it is one."
+            raise PolicyError(f"{value} is there, but the name of a policy file ends in .toml. {remedy}")
         raise PolicyError(
             f"no policy is called {value!r}.{advice_for(value) or closest_policy(value)} Legal: "
             f"{LEGAL_POLICIES}, or the path of a file, which contains a separator or ends with .toml."
@@ -403,7 +404,7 @@ class Policy:
             None
         """
         if not isinstance(device_type, str):
-            raise DeviceTypeError(f"lookup takes one device type, got {device_type!r}.{LEGAL_DEVICES}")
+            raise DeviceTypeError(f"lookup takes one device type, got {shown(device_type)}.{LEGAL_DEVICES}")
         check_device_types(device_type)
         names = find_overloads(op)
         names = tuple(name for name in names if name in rows_by_name()) or names
@@ -411,9 +412,9 @@ class Policy:
         places = {name: (name, device_type) for name in names}
         values = {name: entries.get(place, stock_policy(*place)) for name, place in places.items()}
         if len(set(values.values())) > 1:
-            shown = ", ".join(f"{name} {spell_value(value) or 'no entry'}" for name, value in values.items())
+            listed = ", ".join(f"{name} {spell_value(value) or 'no entry'}" for name, value in values.items())
             raise PolicyError(
-                f"{str(op)!r} selects overloads with different policies on {device_type}: {shown}. Name one of them, "
+                f"{str(op)!r} selects overloads with different policies on {device_type}: {listed}. Name one of them, "
                 f"such as {exact_key(names[0])!r}."
             )
         return values[names[0]]
@@ -501,7 +502,7 @@ class Policy:
             text += f".override_modules({_spell(tables)})"
         if len(text) <= _LONGEST_REPR:
             return text
-        modules = f" and tables for {len(self.modules)} modules" * bool(self.modules)
+        modules = f" and tables for {len(self.modules)} module{'s' * (len(self.modules) > 1)}" * bool(self.modules)
         return (
             f"<Policy: {len(self.changes)} entries{modules} differ from stock. print(policy.diff('stock')) shows them.>"
         )

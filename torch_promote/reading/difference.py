@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
-from torch_promote.errors import OptionError
+from torch_promote.errors import OptionError, shown
 from torch_promote.observe.call import Argument, Call, Phase
 from torch_promote.reading.divergence import (
     Fact,
@@ -336,7 +336,7 @@ class Difference(Report):
             OptionError: The tolerance is no such number, or a trace has no values. It is a ValueError.
         """
         if not isinstance(tolerance, int | float) or not 0 <= tolerance < math.inf:
-            raise OptionError(f"`tolerance` is a finite number of 0 or more, got {tolerance!r}.")
+            raise OptionError(f"`tolerance` is a finite number of 0 or more, got {shown(tolerance)}.")
         if not self.with_values:
             raise OptionError("a tolerance compares contents, and a trace has none. Trace with `values=True`.")
         return self.equal or (self.largest <= tolerance and not self.unmatched)

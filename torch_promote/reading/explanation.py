@@ -16,7 +16,7 @@ from torch_promote.observe.call import AUTOCAST_OFF, BY_CUSTOM_BWD, BY_SETTER, C
 from torch_promote.policy.op_table import FLOAT8_POLICIES, CastPolicy
 from torch_promote.policy.overrides import why_illegal
 from torch_promote.reading.dtype_errors import cure_of, describe_raised, made_by, short_source, spell_autocast
-from torch_promote.reading.findings import conversions, is_delicate, promoted, savings
+from torch_promote.reading.findings import OPTIMIZER, PLUMBING, by_weight, conversions, is_delicate, promoted, savings
 from torch_promote.recording.recording import CallGroup, Place
 from torch_promote.reference.dtypes import LOWER_DTYPES, dtype_name
 from torch_promote.regions.defaults import DEFAULT_POLICY
@@ -89,7 +89,7 @@ class Explanation(Report):
         verdict: That they made the first inf or NaN of the trace; or else, for how many of them autocast had a policy.
         facts: The explanation: names and values, such as ("calls", "2 forward").
         advice: Suggested changes, one sentence each; may be empty.
-        rows: The calls by op and module, most cast bytes first.
+        rows: The calls by op and module, the ops in the order of the trace's table, those that compute nothing last.
 
     Example:
         >>> import torch, torch_promote as tp
@@ -194,7 +194,9 @@ class _Explainer:
             )
             for (op, module), group in self.groups.items()
         ]
-        rows.sort(key=lambda row: (-row.bytes, -row.calls, row.op, row.module))
+        groups, apart = by_weight(self.report)
+        order = [one.key for one in (*groups, *apart[OPTIMIZER], *apart[PLUMBING])]
+        rows.sort(key=lambda row: (order.index(row.op), -row.bytes, -row.calls, row.module))
         facts = tuple((name, text) for name, text in self._facts() if text)
         what, made = f"{self.kind} {module_name(self.name)}", dict(facts).get(_MADE)
         having, calls = self.whole.policies.total(), self.whole.calls

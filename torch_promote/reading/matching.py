@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
 import torch
 
-from torch_promote.errors import OptionError
+from torch_promote.errors import OptionError, shown
 from torch_promote.observe.ops import facts_of
 from torch_promote.reading.pairing import where_of
 from torch_promote.reading.run import Run, relative_error
@@ -662,7 +662,7 @@ class Match(Report):
 def match_recordings(before: Recording, after: Recording, tolerance: float | None = None) -> Match:
     """Pairs the results of two recordings with values, or raises OptionError if they cannot be paired."""
     if tolerance is not None and (not isinstance(tolerance, int | float) or not 0 <= tolerance < math.inf):
-        raise OptionError(f"`tolerance` is a finite number of 0 or more, got {tolerance!r}.")
+        raise OptionError(f"`tolerance` is a finite number of 0 or more, got {shown(tolerance)}.")
     for name, recording in (("A", before), ("B", after)):
         if not recording.values:
             raise OptionError(f"{name} has no values, by which results are paired. Trace with `values=True`.")

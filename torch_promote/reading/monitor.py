@@ -46,7 +46,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from torch_promote.errors import MissingPackageError, OptionError, say
+from torch_promote.errors import MissingPackageError, OptionError, say, shown
 from torch_promote.observe.call import Call
 from torch_promote.observe.ops import facts_of, unnoticed
 from torch_promote.observe.places import check_model
@@ -104,7 +104,7 @@ def _check(model: object, every: object, start: object, **_: object) -> None:
     check_model(model, "monitor")
     for name, value, least in (("every", every, 1), ("start", start, 0)):
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise OptionError(f"`{name}` must be an int of at least {least}, got {value!r}.")
+            raise OptionError(f"`{name}` must be an int of at least {least}, got {shown(value)}.")
 
 
 @block(_check)
@@ -594,7 +594,7 @@ class _Sink:
         elif not (hasattr(to, "add_scalar") or callable(to)):
             raise OptionError(
                 "`to` is a SummaryWriter, the path of a folder for TensorBoard, or a function f(step, figures), got "
-                f"{to!r}."
+                f"{shown(to)}."
             )
 
     def write(self, step: int, figures: dict[str, float]) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from torch_promote.errors import OptionError, check_flag, did_you_mean
+from torch_promote.errors import OptionError, check_flag, did_you_mean, shown
 from torch_promote.observe.call import Call
 from torch_promote.observe.observer import CallObserver, OpenCall, observe
 from torch_promote.observe.ops import can_be_read, unnoticed
@@ -33,10 +33,10 @@ _LOSSES_TO_READ = 64
 def _check(model: object, values: object, where: object, max_calls: object, record: Any) -> None:
     check_model(model, "trace")
     check_flag("values", values)
-    if where not in ("ops", "casts"):
-        raise OptionError(f'`where` is "ops" or "casts", got {where!r}.{did_you_mean(str(where), ("ops", "casts"))}')
+    if where not in (legal := ("ops", "casts")):
+        raise OptionError(f'`where` is "ops" or "casts", got {shown(where)}.{did_you_mean(str(where), legal)}')
     if not isinstance(max_calls, int) or max_calls < 0:
-        raise OptionError(f"`max_calls` (the number of calls to store) must be 0 or more, got {max_calls!r}.")
+        raise OptionError(f"`max_calls` (the number of calls to store) must be 0 or more, got {shown(max_calls)}.")
     if record is not None:
         RecordingFile(record)  # which writes nothing yet
 

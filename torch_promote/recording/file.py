@@ -28,7 +28,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch_promote.errors import OptionError, say
+from torch_promote.errors import OptionError, say, shown
 from torch_promote.observe.call import TENSORS, Call, TensorInfo, Unseen, arguments_of
 from torch_promote.recording import SUFFIX
 from torch_promote.recording.recording import Failure, OptimizerState, Read, Recording, Source, Step
@@ -62,7 +62,7 @@ class RecordingFile:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         if not isinstance(path, str | os.PathLike):
-            raise OptionError(f'`record` is the name of a file, "NAME{SUFFIX}", or None, got {path!r}.')
+            raise OptionError(f'`record` is the name of a file, "NAME{SUFFIX}", or None, got {shown(path)}.')
         self._path = Path(path)
         cannot = f"cannot record to {os.fspath(path)!r}:"
         if not self._path.name.endswith(SUFFIX):

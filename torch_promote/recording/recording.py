@@ -14,6 +14,7 @@ import torch
 from torch_promote.errors import OptionError, did_you_mean, explains_arguments, shown
 from torch_promote.extension import fork_safe_lock
 from torch_promote.observe.call import FALLBACK, Argument, Call, Cast, Phase, TensorInfo, Unseen
+from torch_promote.policy.op_names import closest_ops
 from torch_promote.recording.values import NonfiniteValues, Values
 from torch_promote.reference.dtypes import dtype_name
 from torch_promote.report.base import Column, Table, load_renderer, module_name, table_html
@@ -356,7 +357,12 @@ class Calls(_TableList[Call]):
                 and (casting is None or bool(call.casts) == casting)
             )
 
-        return Calls(call for call in self if meets(call))
+        found = Calls(call for call in self if meets(call))
+        asked, known = (op or "").rpartition("::")[2].partition(".")[0], {call.op.partition("::")[2] for call in self}
+        close = [] if found or asked in known else closest_ops(asked, known)
+        if close:  # no error: a program may ask whether an op ran
+            found._nothing = f"no calls; closest op: {', '.join(close)}"
+        return found
 
     def _table(self) -> Table:
         columns = (
@@ -454,7 +460,7 @@ class Recording:
             self._number_of = {id(one): number for number, one in enumerate(self.calls)}
         number = self._number_of.get(id(call))
         if number is None:
-            raise OptionError(f"values_of() expects one of the calls of this report, got {call!r}.")
+            raise OptionError(f"values_of() expects one of the calls of this report, got {shown(call)}.")
         return self.values.get(number, ())
 
     def _sum_up(self, call: Call) -> None:

@@ -18,6 +18,9 @@ Example:
     torch.float32
 """
 
+import functools
+
+from torch_promote.errors import raise_no_attribute
 from torch_promote.reference.autocast import AutocastPlan, AutocastState, Cast, DeviceAutocast, autocast_plan
 from torch_promote.reference.ops.infer import NO_RULE, Inference, NoRule, infer
 from torch_promote.reference.promotion import (
@@ -63,3 +66,5 @@ __all__ = [
     "promotion_rule",
     "result_type",
 ]
+
+globals()["__getattr__"] = functools.partial(raise_no_attribute, __name__, __all__)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from torch_promote.errors import TorchPromoteError
+from torch_promote.errors import TorchPromoteError, shown
 from torch_promote.policy.dtype_names import operand_of_name, parse_dtype
 from torch_promote.reference.dtypes import (
     TYPECODES,
@@ -230,7 +230,7 @@ def number_dtype(number: Number, default_dtype: torch.dtype | None = None) -> to
         return default_dtype or torch.get_default_dtype()
     if isinstance(number, complex):
         return default_complex(default_dtype or torch.get_default_dtype())
-    raise PromotionError(f"an operand is a tensor, a Python number, a torch.dtype or an Operand, got {number!r}.")
+    raise PromotionError(f"an operand is a tensor, a Python number, a torch.dtype or an Operand, got {shown(number)}.")
 
 
 def result_type(

@@ -40,6 +40,7 @@ from torch_promote.errors import (
     did_you_mean,
     explains_arguments,
     refuse_arguments,
+    shown,
 )
 from torch_promote.extension import DTYPE_NUMBERS, DeviceSpec, RegionSpec, fork_safe_lock, numbered, register_change
 from torch_promote.integrations import cast_invalidation, checkpoint
@@ -515,7 +516,7 @@ def read_policy(policy: PolicyLike | None) -> Policy | str | None:
 def bind_model(model: object, policy: PolicyLike | None) -> Any:
     """Has the modules of a model follow the tables of a policy as long as the result lives; None without tables."""
     if not isinstance(model, torch.nn.Module):
-        raise OptionError(f"model is an nn.Module, or None; got {model!r} of type {type(model).__name__}.")
+        raise OptionError(f"model is an nn.Module, or None; got {shown(model)} of type {type(model).__name__}.")
     if "_modules" not in model.__dict__:
         raise OptionError(
             f"the model, of type {type(model).__name__}, has no modules yet, as in a copy of a model that has a region "
@@ -581,8 +582,8 @@ def _device_types(asked: object) -> Sequence[str]:
     remedy = "For a torch.device, pass `.type`." if isinstance(asked, torch.device) else remedy
     remedy = "The dtype is the second argument: dtype=..." if isinstance(asked, torch.dtype) else remedy
     raise DeviceTypeError(
-        f"expected a device type of type str (or a sequence of them), got {asked!r} of type {type(asked).__name__}."
-        f"{LEGAL_DEVICES} {remedy}".rstrip()
+        f"expected a device type of type str (or a sequence of them), got {shown(asked)} of type "
+        f"{type(asked).__name__}.{LEGAL_DEVICES} {remedy}".rstrip()
     )
 
 
@@ -601,7 +602,7 @@ def _check_device(name: object, dtype: object, enabled: object, dtypes: tuple[to
     """Returns what a region asks for on a device type, as torch.autocast would."""
     if not isinstance(name, str):
         raise DeviceTypeError(
-            f"expected a device type of type str, got {name!r} of type {type(name).__name__}.{LEGAL_DEVICES}"
+            f"expected a device type of type str, got {shown(name)} of type {type(name).__name__}.{LEGAL_DEVICES}"
         )
     if name not in DEVICE_TYPES:
         raise _unsupported(name)
@@ -609,7 +610,7 @@ def _check_device(name: object, dtype: object, enabled: object, dtypes: tuple[to
         dtype = torch.get_autocast_dtype(name)
     if not isinstance(dtype, torch.dtype):
         raise DtypeError(
-            f"dtype is a torch.dtype, such as torch.bfloat16, its name, or None; got {dtype!r} of type "
+            f"dtype is a torch.dtype, such as torch.bfloat16, its name, or None; got {shown(dtype)} of type "
             f"{type(dtype).__name__}."
         )
     if dtype not in DTYPE_NUMBERS:

@@ -481,13 +481,13 @@ def use_environment() -> Installation | None:
         raise OptionError(f"the environment variable {CACHE} is {cache!r}: {error}") from None
 
 
-def say_unused_overrides() -> None:
-    """At the end of `torch-promote run --override`: says on stderr which overrides of the command line never acted."""
+def unused_overrides() -> tuple[list[str], str]:
+    """At the end of `torch-promote run --override`: returns the overrides that never acted here, and why."""
     installation = installed()
     entered = [key for one in _installations for key in one._specs]  # of the regions that the program has entered
     is_launcher = not entered and (os.times().children_user > 0 or multiprocessing.parent_process() is not None)
     if installation is None or is_launcher:  # or a worker
-        return
+        return [], ""
     applied, unused = set(_C.ops_with_applied_policies()), []
     for op, spelled in asked_overrides().items():
         policy, overloads = select(op, spelled)
@@ -496,8 +496,6 @@ def say_unused_overrides() -> None:
         changes = any(stock_policy(name, device) is not policy for name in overloads for device in devices)
         if changes and policy is not CastPolicy.fallthrough and applied.isdisjoint(overloads):
             unused.append(f"{op}={spelled}")
-    if not unused:
-        return
     why = (
         "The op did not run, ran where autocast is off (outside of regions, or in one with enabled=False), or was "
         "called by another op that autocast casts."
@@ -506,7 +504,14 @@ def say_unused_overrides() -> None:
         why = "All regions of the program were disabled (enabled=False), or their device is not there."
     if not entered:
         why = "The program opened no region of torch.autocast."
-    say(f"torch-promote: the override {', '.join(unused)} never acted. {why} `torch-promote trace` names its calls.")
+    return unused, f"{why} `torch-promote trace` names its calls."
+
+
+def say_unused_overrides() -> None:
+    """Says on stderr which overrides of the command line never acted in this process."""
+    unused, why = unused_overrides()
+    if unused:
+        say(f"torch-promote: the override {', '.join(unused)} never acted. {why}")
 
 
 def asked_overrides() -> dict[str, str]:

@@ -29,6 +29,7 @@ from torch_promote.errors import (
     check_flag,
     did_you_mean,
     explains_arguments,
+    shown,
 )
 from torch_promote.extension import RegionSpec
 from torch_promote.regions.autocast import Region
@@ -356,7 +357,7 @@ def _change_of(rule: Any, on_promotion: object, matmul: object, kinds: object) -
 
     if callable(rule):  # a decorator without parentheses
         raise RuleDefinitionError(
-            f"promotion takes a rule, got {rule!r}. Legal: {', '.join(RULE_NAMES)}, or a rule of make_rule. As a "
+            f"promotion takes a rule, got {shown(rule)}. Legal: {', '.join(RULE_NAMES)}, or a rule of make_rule. As a "
             f'decorator, write it with a rule: @promotion("torch").'
         )
     if on_promotion is None:
@@ -370,7 +371,7 @@ def _change_of(rule: Any, on_promotion: object, matmul: object, kinds: object) -
         mode, bits = _MODES[on_promotion], kinds_of("any" if kinds is None else kinds)
     else:
         raise OptionError(
-            f"on_promotion is 'warn', 'raise', None or a callable that takes one PromotionEvent, got {on_promotion!r}."
+            f"on_promotion is 'warn', 'raise', None or a callable of one PromotionEvent, got {shown(on_promotion)}."
         )
     from torch_promote.regions.promotion_tables import promotion_change
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from torch_promote.errors import PromotionRuleError
+from torch_promote.errors import PromotionRuleError, shown
 from torch_promote.policy.dtype_names import operand_of_name
 from torch_promote.reference.dtypes import Kind, default_complex, dtype_name, is_complex, is_floating, kind
 from torch_promote.reference.promotion import Number, Operand, PromotionError, number_dtype, promote_types
@@ -47,7 +47,7 @@ def number_type(operand: OperandLike) -> type | None:
         return float
     if isinstance(operand, complex):
         return complex
-    raise TypeError(f"an operand is a tensor, a Python number, a torch.dtype or an Operand, got {operand!r}.")
+    raise TypeError(f"an operand is a tensor, a Python number, a torch.dtype or an Operand, got {shown(operand)}.")
 
 
 def describe(operand: OperandLike) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from torch_promote.errors import RuleDefinitionError, explains_arguments
+from torch_promote.errors import RuleDefinitionError, explains_arguments, shown
 from torch_promote.policy.dtype_names import operand_of_name, parse_dtype
 from torch_promote.reference.dtypes import ALL_DTYPES, dtype_name, is_complex, is_floating, kind
 from torch_promote.reference.promotion import CODES
@@ -94,7 +94,7 @@ def make_rule(
 def _check_arguments(name: object, tensors: object, over: object, numbers: object, floats: object) -> None:
     """Raises if an argument of `make_rule` has the wrong type. What is in the tables is checked later."""
     if not isinstance(name, str) or not name:
-        raise RuleDefinitionError(f"the name of a rule is a str that is not empty, got {name!r}.")
+        raise RuleDefinitionError(f"the name of a rule is a str that is not empty, got {shown(name)}.")
     if name in RULE_NAMES:
         raise RuleDefinitionError(f"{name!r} is the name of an existing rule. Choose another.")
     if not (callable(tensors) or isinstance(tensors, Mapping)):
@@ -107,7 +107,7 @@ def _check_arguments(name: object, tensors: object, over: object, numbers: objec
         promotion_rule(over)  # type: ignore[arg-type]  # it raises if there is no such rule
     for what, table in (("numbers", numbers), ("floats", floats)):
         if not (table is None or isinstance(table, Mapping)):
-            raise _refused(name, f"{what} is a mapping, or None, got {table!r} of type {type(table).__name__}.")
+            raise _refused(name, f"{what} is a mapping, or None, got {shown(table)} of type {type(table).__name__}.")
 
 
 def _named(value: Any) -> Any:
@@ -160,7 +160,7 @@ def _both_ways(name: str, table: Pairs) -> Pairs:
     found: dict[tuple[torch.dtype, torch.dtype], torch.dtype | None] = {}
     for pair, answer in ((_named(pair), _named(answer)) for pair, answer in table.items()):
         if not (isinstance(pair, tuple) and len(pair) == 2):
-            raise _refused(name, f"a key of the table is a pair of dtypes, got {pair!r}.")
+            raise _refused(name, f"a key of the table is a pair of dtypes, got {shown(pair)}.")
         a, b = pair
         _check_answer(name, f"{_shown(a)} with {_shown(b)}", pair, answer)
         if a is b and answer is not a:
@@ -192,7 +192,7 @@ def _of_function(name: str, function: PairFunction) -> Pairs:
 def _check_numbers_and_floats(name: str, numbers: Mapping[Any, Any], floats: Mapping[Any, Any]) -> None:
     for key, answer in numbers.items():
         if not (isinstance(key, tuple) and len(key) == 2 and key[0] in NUMBER_TYPES):
-            raise _refused(name, f"a key of numbers is bool, int, float or complex with a dtype, got {key!r}.")
+            raise _refused(name, f"a key of numbers is bool, int, float or complex with a dtype, got {shown(key)}.")
         _check_answer(name, f"a Python {key[0].__name__} with {_shown(key[1])}", key[1:], answer)
     for source, answer in floats.items():
         words = f"the floating dtype of {_shown(source)}"
