@@ -92,6 +92,7 @@ def test_a_command_imports_no_other_command() -> None:
 #: Command lines that are answered in the time that Python takes to start: PyTorch takes more than a second.
 WITHOUT_PYTORCH = [
     *("--help", "--version", "rum x.py", "--verison", "run gone.py", "trace --read gone.jsonl.gz", "tune gone.py:make"),
+    "run --policy gone.toml x.py",
     *("diff a.jsonl.gz b.jsonl.gz", "compare gone.py:make", "find-nan -m gone", "parity --merge gone.json", "why"),
     *(f"{command} --help" for command in COMMANDS),
 ]
