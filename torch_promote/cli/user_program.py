@@ -85,7 +85,8 @@ def check(arguments: argparse.Namespace) -> None:
         raise OptionError(f"{what} what? Name a script, -m MODULE, -c CODE or -. See `torch-promote {what} --help`.")
     policy = arguments.policy
     if policy is not None and policy.endswith(".toml") and not os.path.exists(policy):  # before PyTorch is imported
-        raise OptionError(f"there is no policy file {policy!r}.{closest_files(policy, '.toml')}")
+        close = closest_files(policy, ".toml")
+        raise OptionError(f"--policy {policy}: there is no policy file {policy!r}.{close}")
     word = arguments.program[0]
     is_script = not word.startswith("-")
     if word in ("-m", "-c") and len(arguments.program) == 1:
