@@ -372,7 +372,7 @@ MODEL = torch.nn.Linear(1, 1)
 def no_bool(name: str, value: Any) -> str:
     """The end of the error for a value that is no bool."""
     remedy = "Compare the str with the words that mean True." if isinstance(value, str) else f"Pass bool({name})."
-    return f"{name} is a bool, got {value!r} of type {type(value).__name__}. Legal: True, False. {remedy}"
+    return f"{name} is a bool, got {errors.shown(value)} of type {type(value).__name__}. Legal: True, False. {remedy}"
 
 
 def error_of(call: Callable[[], Any]) -> Exception | None:
