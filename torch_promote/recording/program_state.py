@@ -294,8 +294,8 @@ def scales_loss(call: OpenCall) -> bool:
     return is_product and call.around is None and is_called_by(grad_scaler)
 
 
-def storage_of(tensor: torch.Tensor) -> StorageWeakRef | None:
-    """Returns a weak reference to a tensor's storage, which reserves its address; None if it has none to read."""
+def storage_of(tensor: torch.Tensor) -> Any:
+    """Returns a StorageWeakRef to a tensor's storage, which reserves its address; None if it has none to read."""
     return StorageWeakRef(tensor.untyped_storage()) if has_storage(tensor) else None
 
 
@@ -504,8 +504,8 @@ class TensorUses:
     """What a trace remembers of tensors: which parameters autograd's calls read, and what made them. It holds none."""
 
     def __init__(self, modules: RunningModules) -> None:
-        self.modules = modules
-        self.scaled = ScaledGradients()
+        self.modules: RunningModules = modules
+        self.scaled: ScaledGradients = ScaledGradients()
         self.undone: Counter[str] = Counter()  # the casts of autocast that undo conversions, by `conversion_of`
         self._read: dict[int, tuple[weakref.ref[torch.Tensor], torch.dtype]] = {}  # with the dtype at that time, by id
         self._converted: dict[int, tuple[StorageWeakRef, Call]] = {}  # by storage
