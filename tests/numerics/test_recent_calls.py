@@ -210,7 +210,7 @@ def test_values_that_the_call_does_not_read_are_not_the_reason() -> None:
     """The product of the first and the second is negative in float16 alone, and no angle is made of it."""
     ones = torch.tensor([[0.6, 0.8, 0.02], [0, 0, 0], [1, 0, 0]], requires_grad=True)
     others = torch.tensor([[0, 0, 0], [-0.8, 0.5998, 0.009], [0.99999, 0, 0]])
-    report = find(lambda: (ones @ others.t()).diagonal().clamp(-1, 1).acos().sum().backward(), HALF)
+    report = find(lambda: (ones @ others.t()).diagonal().acos().sum().backward(), HALF)
     assert report.origin is not None
     assert "1 of 9 values became 1 in float16" in str(report), str(report)
     assert "outside of" not in str(report)
