@@ -150,7 +150,7 @@ def test_two_recordings_of_one_name_are_two_files(
     outer, inner = (named, path) if inner_first else (path, named)
     has_sin = [any(call.op == "aten::sin" for call in tp.load(one).calls) for one in (outer, inner)]
     assert (has_sin, set(path.parent.iterdir())) == ([True, False], {path, named})
-    said = f"torch-promote: another recording is written to {path}, so this one is {named}.\n"
+    said = f"torch-promote: another recording has been written to {path} meanwhile, so this one is {named}.\n"
     assert capfd.readouterr().err == said
     with tp.trace(record=path):  # neither is written any more
         torch.ones(2).exp()

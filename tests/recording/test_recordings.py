@@ -694,6 +694,28 @@ def test_a_program_goes_on_if_the_disk_is_full(path: Path, with_values: bool) ->
         recording_file.write_recording(path, report)
 
 
+def test_a_forked_process_does_not_keep_the_name(path: Path) -> None:
+    """As a worker of a data loader, which lives on."""
+    output = output_of(
+        f"""
+        import os, torch, torch_promote as tp
+        read, write = os.pipe()
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)
+        for name in ("sin", "cos"):
+            with tp.trace(record={str(path)!r}):
+                optimizer.step()  # the file is open from here on
+                if name == "sin" and not os.fork():
+                    os.close(write)
+                    os.read(read, 1)  # until the other process ends
+                    os._exit(0)
+                getattr(torch.ones(2), name)()
+        """
+    )
+    assert output == ""
+    assert [call.op for call in TraceReport.load(path).calls][-1] == "aten::cos"
+    assert list(path.parent.glob(f"*{SUFFIX}")) == [path]
+
+
 def test_a_forked_process_leaves_the_file_alone(path: Path) -> None:
     output = output_of(
         f"""

@@ -248,7 +248,7 @@ def test_names_cannot_become_markup(where: str) -> None:
         ("blocks.1.down", ["blocks.1.down"]),  # short enough for a column of any width
         ("model.decoder.layers.11.encoder_attn", ["model.", "decoder.", "layers.", "11.", "encoder_attn"]),
         ("aten::native_layer_norm_backward", ["aten::", "native_layer_norm_backward"]),
-        ("/work/very_long_folder/train.py:41", ["/work/", "very_long_folder/", "train.", "py:41"]),
+        ("/home/very_long_folder/train.py:41", ["/home/", "very_long_folder/", "train.", "py:41"]),
         ("_scaled_dot_product_flash_attention", ["_scaled_", "dot_", "product_", "flash_", "attention"]),
         ("x" * 60, ["x" * 28, "x" * 28, "xxxx"]),
         ("<b>." + "y" * 30, ["&lt;b&gt;.", "y" * 28, "yy"]),

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
 import json
 import operator
 import os
@@ -154,9 +155,8 @@ class RecordingFile:
         try:
             self.write(report, last)
         except OSError as error:
-            if self._file is not None:
-                self._file.close()
-            self._file, self._process = None, -1  # what is in the file can be read
+            self._close()
+            self._process = -1  # what is in the file can be read
             text = f"The file of the recording ends before the run: {error.strerror or error}."
             report.not_seen.append(Unseen("unknown", 0, text))
 
@@ -178,13 +178,10 @@ class RecordingFile:
             end = {name: encode(getattr(report, name)) for name in _END if name != "asked"}
             asked = [{**one, "policy_source": self._portable(one["policy_source"])} for one in report.asked]
             self._put([_json({**end, "asked": asked})], zlib.Z_FINISH)
-            self._file.close()
-            self._file = None
+            self._close()
 
     def _open(self, report: Recording) -> Any:
         """Opens the file, or one named after this process, if since this recording began another one has written it."""
-        import fcntl
-
         file = open(self._path, "ab", buffering=0)  # noqa: SIM115 (open to the end of the trace)
         is_written = False
         try:
@@ -199,11 +196,18 @@ class RecordingFile:
             rank = report.environment.get("rank")
             tag, taken = f"pid{self._process}" if rank is None else f"rank{rank}", self._path
             self._path = taken.with_name(f"{taken.name.removesuffix(SUFFIX)}.{tag}{SUFFIX}")
-            say(f"torch-promote: another recording is written to {taken}, so this one is {self._path}.")
+            say(f"torch-promote: another recording has been written to {taken} meanwhile, so this one is {self._path}.")
             return open(self._path, "wb", buffering=0)
         if size:
             file.truncate(0)
         return file
+
+    def _close(self) -> None:
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                fcntl.flock(self._file, fcntl.LOCK_UN)  # which a forked process, such as a data worker, would keep
+            self._file.close()
+            self._file = None
 
     def _put(self, lines: Sequence[str], mode: int) -> None:
         data = "".join([f"{line}\n" for line in lines]).encode()
