@@ -424,7 +424,7 @@ def test_a_loss_that_is_nan_in_the_reference_too(target_file: Path, capsys: Capt
     for command in (["compare", "train.py:make"], ["tune", "train.py:make", "--tolerance", "0.5", "-o", "mine.toml"]):
         assert main(command) == 1
         out, err = capsys.readouterr()
-        assert "NaN or inf in the reference, too: loss." in " ".join(out.split())
+        assert "NaN or inf in the reference: loss." in " ".join(out.split())
         assert "next: torch-promote find-nan train.py" in err
     assert not Path("mine.toml").exists()
 

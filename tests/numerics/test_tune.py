@@ -897,6 +897,14 @@ def test_ops_of_a_backward_in_the_region_are_candidates(recorded: bool) -> None:
         tp.tune(step, model=model, tolerance=1e-4, level="module")
 
 
+def test_results_that_are_padded_with_nan_are_tuned() -> None:
+    model, step = scaled(torch.bfloat16)
+    tuning = tp.tune(lambda: {"loss": step(), "padded": torch.tensor([1.0, math.nan])}, model=model, tolerance=0.5)
+    assert tuning.met
+    with pytest.raises(Fp32FailsError, match="NaN or inf in the reference: padded"):
+        tp.tune(lambda: {"loss": step(), "padded": torch.tensor([math.inf, math.nan])}, model=model, tolerance=0.5)
+
+
 def test_nothing_to_tune(tmp_path: Path) -> None:
     model, step = scaled(torch.bfloat16)
 

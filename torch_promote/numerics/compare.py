@@ -259,8 +259,7 @@ class ComparedRuns:
         has_errors = any(sums.total().relative for sums in self._local.errors.values())
         is_flat = has_errors and self._impacts.are_zero() and not self._kept.saw_backward
         if is_flat and self._runs.count < self._last and sum(one.is_floating_point() for one in second[0].values()) > 1:
-            self._impacts = Impacts(loss_scale, _BACKWARDS)
-            self._impacts.random = True
+            self._impacts = Impacts(loss_scale, _BACKWARDS, is_random=True)
             second, self._local = self._run_locally(self._impacts, with_grad)
         return second
 

@@ -377,7 +377,7 @@ CHOSE = "Chosen otherwise than in the reference: "
 #: How the note begins about what the program's own conversions change in the reference's results.
 ROUNDS = "The reference rounds as well: "
 #: How the note begins of results whose errors say nothing.
-BROKEN = "NaN or inf in the reference, too: "
+BROKEN = "NaN or inf in the reference: "
 #: The end of the notes about what runs in a lower dtype in both runs.
 TRACED = "`torch-promote trace --values` tells which of the updates and sums are rounded away."
 #: How many roundings explain a local error: those of the inputs, and that of the result.

@@ -118,10 +118,10 @@ class Impacts:
 
     # `loss_scale` is that of the step's GradScaler, if the step returns another number than the one it scales.
 
-    def __init__(self, loss_scale: float, backwards: int = 1) -> None:
+    def __init__(self, loss_scale: float, backwards: int = 1, is_random: bool = False) -> None:
         self.backwards: int = backwards  # per batch if they start with random cotangents
         # Whether the gradients come from random cotangents, as the step returns no loss, or one whose gradient is zero.
-        self.random: bool = False
+        self.random: bool = is_random
         self._loss_scale = loss_scale
         self.totals: dict[SiteKey, Impact] = {}  # of the batches that have ended, by site
         # The sites with a gradient that is not finite, which tells no impact, in the order of the backward: the line of

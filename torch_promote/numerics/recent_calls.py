@@ -53,6 +53,9 @@ _NUMBERS = (torch.float32, torch.float64, torch.int64)
 _MOST_TRIED = 64
 
 WITHOUT_REGION = "No region was open: to compute it in float32, convert its arguments with .float()."
+_REPEATED_WITHOUT_REGION = (
+    "No region was open: to compute what was repeated in float32, convert its arguments with .float()."
+)
 SUMS = ("aten::add", "aten::sub")
 CLAMP_MASKS = "Of masks, clamp the sum: clamp(min=torch.finfo(dtype).min)."
 _OF_BACKWARD = (
@@ -467,8 +470,7 @@ class RecentCalls:
     def _other(
         singles: Sequence[tuple[RecentCall, dict[int, Repeated]]], converted: Sequence[RecentCall]
     ) -> tuple[Call | None, list[str]]:
-        """Returns the nearest of the calls each of which cures, too, that has lost values itself, and says so."""
-        # Or says that the program's own conversions do, all together.
+        """Names the nearest of the calls each of which cures, too, that has lost values itself, or else conversions."""
         for one, values in singles:
             if texts := _compare(one, values[one.number]).texts:
                 how = f"Instead, float32 for {tell_where(one.call)}, makes that call finite as well: there, {texts[0]}"
@@ -519,7 +521,7 @@ class RecentCalls:
             larger = f", or pass an eps that is not 0 in {dtype_name(dtype)}" if constants else ""
             texts.append(f"An optimizer computes in the dtype of the weights: keep them in float32{larger}.")
         elif not recent.call.autocast:
-            texts.append(WITHOUT_REGION.replace(" it ", " it " if how == "this call" else " what was repeated "))
+            texts.append(WITHOUT_REGION if how == "this call" else _REPEATED_WITHOUT_REGION)
         if kind == "overflow in the op" and recent.call.op.removesuffix("_") in SUMS:
             texts.append(CLAMP_MASKS)
         between = [one.call for number, one in self._before(target).items() if number > found[0].number]

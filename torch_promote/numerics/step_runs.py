@@ -315,10 +315,9 @@ def norm_of(tensor: torch.Tensor) -> float:
 
 
 def not_finite(results: Results) -> list[str]:
-    """The names of results with a NaN, and of infinite numbers. Other infinite values may be those of a mask."""
-    pairs = [(name, _wide(one)) for batch in results for name, one in batch.items()]
-    broken = (name for name, one in pairs if bool((one.isnan() if one.numel() > 1 else ~one.isfinite()).any()))
-    return list(dict.fromkeys(broken))
+    """The names of results without a finite number. Single ones may be padded with NaN, or masked with -inf."""
+    pairs = [(name, one) for batch in results for name, one in batch.items() if one.numel()]
+    return list(dict.fromkeys(name for name, one in pairs if not bool(_wide(one).isfinite().any())))
 
 
 def _wide(tensor: torch.Tensor) -> torch.Tensor:
