@@ -11,7 +11,6 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from torch_promote.checking.comparison import compare as compare_bits
 from torch_promote.errors import StepError, check_flag, explains_arguments
 from torch_promote.numerics import step_runs
 from torch_promote.numerics.call_observers import (
@@ -258,7 +257,9 @@ class ComparedRuns:
             second, self._local = self._run_locally(self._impacts, with_grad)
         has_errors = any(sums.total().relative for sums in self._local.errors.values())
         is_flat = has_errors and self._impacts.are_zero() and not self._kept.saw_backward
-        if is_flat and self._runs.count < self._last and sum(one.is_floating_point() for one in second[0].values()) > 1:
+        outputs = sum(one.is_floating_point() for one in second[0].values())
+        # Other ranks may have a gradient, and would not run once more.
+        if is_flat and outputs > 1 and self._runs.count < self._last and Ranks().count == 1:
             self._impacts = Impacts(loss_scale, _BACKWARDS, is_random=True)
             second, self._local = self._run_locally(self._impacts, with_grad)
         return second
@@ -370,9 +371,7 @@ class ComparedRuns:
         own = [one.grad for one in self._model.parameters() if one.grad is not None]
         returned = step_runs.named_tensors(result)
         with unnoticed():
-            self._returned |= {
-                name for name, one in returned.items() if any(one is of or not compare_bits(one, of) for of in own)
-            }
+            self._returned |= {name for name, one in returned.items() if any(_is_copy(one, of) for of in own)}
 
     def _returned_zeros(self, first: Results, theirs: Results) -> dict[str, GradientError]:
         """The gradients among the results that are zero but for rounding errors in each batch."""
@@ -591,6 +590,13 @@ def _metrics(reference: Results, candidate: Results) -> list[Metric]:
             if name not in worst or error > worst[name].error:
                 worst[name] = Metric(name, _number(ours[name]), _number(theirs[name]), error)
     return list(worst.values())
+
+
+def _is_copy(one: torch.Tensor, of: torch.Tensor) -> bool:
+    if one is of or type(one) is not type(of) or type(one) is not torch.Tensor:  # DTensors would communicate
+        return one is of
+    alike = (one.shape, one.dtype, one.device, one.layout) == (of.shape, of.dtype, of.device, torch.strided)
+    return alike and torch.equal(one, of)
 
 
 def _change(reference: Results, candidate: Results) -> float:

@@ -322,7 +322,7 @@ class _Tuner:
         broken = [name for name in not_finite(first.metrics) if name in judge.tolerance]
         if not trials.ranks.all(not broken):
             raise Fp32FailsError(
-                f"{BROKEN}{some_of(broken) or 'a result of another rank'}. It casts nothing, so no override can help. "
+                f"{BROKEN}{some_of(broken) or 'a result of another rank'}. The reference casts nothing: no override can help. "
                 "find_nonfinite names the call that makes it."
             )
         noise = worst(trials.ranks.gather(noise))
