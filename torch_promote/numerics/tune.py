@@ -322,8 +322,8 @@ class _Tuner:
         broken = [name for name in not_finite(first.metrics) if name in judge.tolerance]
         if not trials.ranks.all(not broken):
             raise Fp32FailsError(
-                f"{BROKEN}{some_of(broken) or 'a result of another rank'}. The reference casts nothing: no override can help. "
-                "find_nonfinite names the call that makes it."
+                f"{BROKEN}{some_of(broken) or 'a result of another rank'}. The reference casts nothing, so no override "
+                "can help. find_nonfinite names the call that makes it."
             )
         noise = worst(trials.ranks.gather(noise))
         norms = [{name: norm_of(tensor) for name, tensor in batch.items()} for batch in first.metrics]

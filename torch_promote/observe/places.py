@@ -220,17 +220,14 @@ class RunningModules:
         if is_unknown and (is_parameter or self._owners_at != self.known):
             # Keep parameters of other models: otherwise each lookup of one would search the whole model.
             others = {key: one for key, one in self._owners.items() if one[1] is None and one[0]() is not None}
-            self._owners_at, self._owners = (
-                self.known,
-                others
-                | {
-                    id(one): (weakref.ref(one), (kind, path, name))
-                    for module, path in reversed(list(self.named()))
-                    for kind, members in (("parameter", module._parameters), ("buffer", module._buffers))
-                    for name, one in members.items()
-                    if one is not None
-                },
-            )
+            self._owners_at = self.known
+            self._owners = others | {
+                id(one): (weakref.ref(one), (kind, path, name))
+                for module, path in reversed(list(self.named()))
+                for kind, members in (("parameter", module._parameters), ("buffer", module._buffers))
+                for name, one in members.items()
+                if one is not None
+            }
             if is_parameter:
                 self._owners.setdefault(id(tensor), (weakref.ref(tensor), None))
             known = self._owners.get(id(tensor))
@@ -455,12 +452,13 @@ def line_in_graph(frame: FrameType, number: int) -> str:
     known = _graph_lines.get(id(code))
     if known is None:
         graph: Any = frame.f_locals.get("self")  # asked once, since it keeps the variables of the frame alive
-        is_known = isinstance(graph, torch.fx.GraphModule)
-        nodes, lines = list(graph.graph.nodes) if is_known else [], dict[int, str]()
-        for place, node in (getattr(graph, "_lineno_map", None) or {}).items() if is_known else ():
-            noted = _IN_STACK.findall(nodes[node].meta.get("stack_trace") or "") if node is not None else []
-            own = [f"{file}:{line}" for file, line in noted if not _is_between(file)]
-            lines[place + getattr(graph, "_prologue_start", 0)] = own[-1] if own else ""
+        lines: dict[int, str] = {}
+        with contextlib.suppress(Exception):  # no graph, or one that was changed since its code was made
+            nodes = list(graph.graph.nodes)
+            for place, node in graph._lineno_map.items():
+                noted = [] if node is None else _IN_STACK.findall(nodes[node].meta.get("stack_trace") or "")
+                own = [f"{file}:{line}" for file, line in noted if not _is_between(file)]
+                lines[place + getattr(graph, "_prologue_start", 0)] = own[-1] if own else ""
         if len(_graph_lines) >= _MOST_ROLES:  # of a program that makes ever new graphs
             _graph_lines.clear()
         known = _graph_lines[id(code)] = code, lines
