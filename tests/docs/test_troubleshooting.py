@@ -936,7 +936,7 @@ def test_an_optimizer_of_a_model_that_was_replaced(tools: Callable[[str], Said])
     cure = (
         "2 others have gradients and are in no optimizer: weight, bias. Build the optimizer after the model is final."
     )
-    assert trace.endswith(f"No call that autograd recorded read the optimizer's 2 parameters. {cure}"), trace
+    assert trace.endswith(f"No traced call that autograd recorded read the optimizer's 2 parameters. {cure}"), trace
     assert run.endswith(f"No parameter of the optimizer has a gradient. {cure}"), run
     execute(Row("", "", "", ""), REPLACED.format(before="", after=BUILT))
 

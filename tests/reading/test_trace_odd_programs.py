@@ -302,3 +302,17 @@ def test_ctrl_c_in_the_middle_of_a_record_stays_ctrl_c(monkeypatch: pytest.Monke
     monkeypatch.setattr("torch_promote.observe.observer.bytes_of", interrupt)
     with pytest.raises(KeyboardInterrupt), tp.trace(), tp.my_autocast("cpu"):
         torch.ones(2, 2) @ torch.ones(2, 2)
+
+
+def test_an_error_without_a_text_ends_the_trace() -> None:
+    class Silent(Exception):
+        def __str__(self) -> str:
+            raise ValueError("no text")
+
+    for _ in range(2):
+        with pytest.raises(Silent), tp.trace() as report:
+            torch.ones(2).sin()
+            raise Silent
+        assert report.failure is None
+        torch.ones(2).cos()
+        assert not report.calls.where(op="cos")

@@ -347,8 +347,8 @@ def _without_gradient(optimizer: Optimizer, names: Mapping[torch.Tensor, str], u
     held = {one for each in optimizers for group in getattr(each, "param_groups", ()) for one in group["params"]}
     left = [name for one, name in names.items() if one.grad is not None and one not in held]
     is_read = uses is not None and any(uses.first_dtype(one) is not None for one in parameters)
-    told = f"No call that autograd recorded read the optimizer's {len(parameters):,} parameters. "
-    told *= not is_read and uses is not None
+    told = f"No traced call that autograd recorded read the optimizer's {len(parameters):,} parameters. "
+    told *= not is_read and uses is not None and uses.has_read
     if not any(one.requires_grad for one in parameters):
         return "None requires one."
     if left and not is_read:

@@ -167,7 +167,8 @@ class Tracer:
     def __exit__(self, kind: object = None, error: BaseException | None = None, traceback: object = None) -> None:
         report = self.report
         if error is not None:
-            report.failure = failure_of(error, report.raised, self._uses)
+            with contextlib.suppress(Exception):  # such as of an error that has no text
+                report.failure = failure_of(error, report.raised, self._uses)
         report.undone = self._uses.undone
         try:
             self._block.close()

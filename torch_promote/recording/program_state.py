@@ -539,6 +539,11 @@ class TensorUses:
     def _end(self, key: int, reference: object) -> None:
         self._read.pop(key, None)
 
+    @property
+    def has_read(self) -> bool:
+        """Whether a call that autograd recorded has read a leaf since the trace began."""
+        return bool(self._read)
+
     def first_dtype(self, tensor: torch.Tensor) -> torch.dtype | None:
         """The dtype that a leaf had when a call that autograd recorded read it first; None if none has."""
         reference, dtype = self._read.get(id(tensor), (None, None))
