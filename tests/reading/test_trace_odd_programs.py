@@ -305,14 +305,14 @@ def test_ctrl_c_in_the_middle_of_a_record_stays_ctrl_c(monkeypatch: pytest.Monke
 
 
 def test_an_error_without_a_text_ends_the_trace() -> None:
-    class Silent(Exception):
+    class SilentError(Exception):
         def __str__(self) -> str:
             raise ValueError("no text")
 
     for _ in range(2):
-        with pytest.raises(Silent), tp.trace() as report:
+        with pytest.raises(SilentError), tp.trace() as report:  # noqa: PT012
             torch.ones(2).sin()
-            raise Silent
+            raise SilentError
         assert report.failure is None
         torch.ones(2).cos()
         assert not report.calls.where(op="cos")
