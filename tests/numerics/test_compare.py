@@ -353,6 +353,25 @@ def test_impacts_are_those_on_the_outputs_if_the_gradient_of_the_loss_is_zero() 
     assert any("do not rank the ops" in note for note in alone.notes)
 
 
+def test_steps_that_convert_to_float8_and_that_return_sparse_gradients() -> None:
+    embedding = nn.Embedding(4, 16, sparse=True)
+    model = nn.ModuleList([embedding, nn.Linear(16, 16)])
+
+    def step() -> dict[str, torch.Tensor]:
+        embedding.zero_grad()
+        with half():
+            outputs = model[1](embedding(torch.tensor([1, 2])))
+        low = outputs.detach().to(torch.float8_e4m3fn)
+        loss = outputs.float().square().mean()
+        loss.backward()
+        assert embedding.weight.grad is not None
+        return {"loss": loss, "low": low.float(), "gradient": embedding.weight.grad}
+
+    comparison = tp.compare(step, model=model)
+    assert [metric.name for metric in comparison.metrics] == ["loss", "low", "gradient"]
+    assert all(0 <= metric.error < 0.5 for metric in comparison.metrics)
+
+
 @pytest.mark.filterwarnings("ignore:Using backward:UserWarning")
 @pytest.mark.parametrize("name", STEPS)
 def test_impacts_do_not_depend_on_how_a_step_uses_autograd(name: str) -> None:

@@ -542,6 +542,8 @@ def _difference(ours: torch.Tensor, theirs: torch.Tensor, dtype: torch.dtype) ->
     """The error of a result; zero where the other one is not finite either."""
     if ours.dtype is torch.bool:
         return ours != theirs
+    if min(ours.dtype.itemsize, theirs.dtype.itemsize) == 1 and theirs.dtype.is_floating_point:  # float8 has no sub
+        ours, theirs = ours.float(), theirs.float()
     wide = ours.to(torch.promote_types(ours.dtype, theirs.dtype))
     return torch.where(theirs.isfinite(), wide - theirs, 0.0).to(dtype)
 

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from torch_promote.numerics.comparison import GradientError
-from torch_promote.numerics.step_runs import distance, named_tensors
+from torch_promote.numerics.step_runs import distance, named_tensors, norm_of
 from torch_promote.observe.ops import unnoticed
 
 #: A value beyond this counts as infinite, like the lowest number of a dtype in masks.
@@ -334,10 +334,7 @@ _VANISHING = 1e-5, 1e-2
 
 def errors_of(candidate: dict[str, torch.Tensor], reference: dict[str, torch.Tensor]) -> list[GradientError]:
     """Returns the error of each gradient, largest first; infinite if only one side has the gradient."""
-    norms = [
-        {name: float(torch.linalg.vector_norm(one.double())) for name, one in gradients.items()}
-        for gradients in (candidate, reference)
-    ]
+    norms = [{name: norm_of(one) for name, one in gradients.items()} for gradients in (candidate, reference)]
     largest = max(norms[1].values(), default=0.0)
     found = []
     for name in {**reference, **candidate}:
