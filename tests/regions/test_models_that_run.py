@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import torch_promote
 from helpers.subprocesses import plain_environment, run_python
 
 #: A model whose call prints in which dtype its blocks and its head have run, and programs with it.
@@ -144,6 +145,7 @@ def test_an_ambiguous_model_is_an_error(ran: object, name: str) -> None:
     status, _, err = ran(program, ONE_BLOCK)  # type: ignore[operator]
     assert status == 1
     assert err.count("the policy has tables") == 1
+    assert err.count(f'File "{Path(torch_promote.__file__).parent}') == 1  # the frame that raises
     assert err.strip().endswith(f"the policy has tables for modules ('blocks.1'), and {expected}")
 
 

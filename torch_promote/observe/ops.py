@@ -247,7 +247,10 @@ _UNDECLARED_VIEWS = ("aten::align_tensors", "aten::broadcast_tensors", "aten::me
 _UNLESS_IDLE = ("aten::to", "aten::contiguous")
 _CASTS = ("aten::to", "aten::_to_copy", "aten::_autocast_to_reduced_precision", "aten::_autocast_to_full_precision")
 #: Ops whose result has the elements of their argument, although it is no view.
-_KEEPING = (*_CASTS, "aten::type_as", "aten::contiguous", "aten::_unsafe_view", "aten::lift", "aten::lift_fresh_copy")
+_KEEPING = (
+    *_CASTS,
+    *("aten::type_as", "aten::clone", "aten::contiguous", "aten::_unsafe_view", "aten::lift", "aten::lift_fresh_copy"),
+)
 _COPIES = ("aten::_to_copy", "aten::copy_", "aten::_foreach_copy_")
 _OVERWRITING = frozenset(
     f"aten::{name}_"

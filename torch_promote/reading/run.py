@@ -30,11 +30,6 @@ _ALLOCATES = re.compile(r"aten::(resize_|resize_as_|set_)$")
 _MOST_STEPS = 8
 
 
-def _is_copy(call: Call) -> bool:
-    """Whether what a call has written are the elements of its argument, perhaps in another dtype."""
-    return call.op == "aten::clone" or facts_of(call.name).keeps_elements
-
-
 def _is_undefined(call: Call) -> bool:
     """Whether a call leaves memory whose contents no call has computed: uninitialized, or another storage."""
     if facts_of(call.name).is_uninitialized:
@@ -243,7 +238,7 @@ class Run:
     def is_transparent(self, i: int) -> bool:
         """Whether a call is a view or a conversion."""
         call = self.calls[i]
-        return facts_of(call.name).keeps_elements and call.op != "aten::contiguous"
+        return facts_of(call.name).keeps_elements and call.op not in ("aten::clone", "aten::contiguous")
 
     def computes(self, i: int) -> bool:
         """Whether a call has results of its own: it is no view or conversion, and no question such as item()."""
@@ -270,7 +265,7 @@ class Run:
     def chain(self, writer: int) -> list[int]:
         """A writer, and if it is a copy or a conversion what it has converted, and so on."""
         found = [writer]
-        while writer >= 0 and _is_copy(self.calls[writer]):
+        while writer >= 0 and facts_of(self.calls[writer].name).keeps_elements:
             reads = self.reads(writer)
             if not reads or len(reads[0].written_by) != 1:
                 break

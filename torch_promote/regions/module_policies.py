@@ -515,8 +515,8 @@ class _Follower:
         self._warned: set[type[nn.Module]] = set()  # those outermost modules in which the names are not found
         self._error: PolicyError | None = None  # the last that was raised
 
-    def called(self, module: nn.Module) -> None:
-        """Called before the first call of a module under the policy."""
+    def called(self, module: nn.Module) -> PolicyError | None:
+        """Called before the first call of a module under the policy: returns what makes the tables ambiguous."""
         running = [one for one in _running_modules() if one is not module]
         outermost = running[-1] if running else module
         names = _names(outermost)
@@ -527,7 +527,7 @@ class _Follower:
                 shown = [f"{type(one).__name__} ({names[one][0]!r})".removesuffix(" ('')") for one in roots]
                 text = self._ambiguous(*[(self._kind or kind)[0].__name__] * (len(roots) == 1), *shown[:2])
                 self._error = PolicyError(text)
-                raise self._error  # at each call: a program that catches it does not go on without the policy
+                return self._error  # at each call: a program that catches it does not go on without the policy
             self._kind = kind
             if root not in self._applied:
                 self._applied[root] = apply(self._policy, root)
@@ -538,6 +538,7 @@ class _Follower:
             self._warned.add(cls)
             if not self._model:  # otherwise, modules beside the model are expected
                 warnings.warn(self._not_found(cls.__name__, names), UnusedOverrideWarning, stacklevel=4)
+        return None
 
     def _roots(self, outermost: nn.Module, names: Mapping[nn.Module, list[str]]) -> list[nn.Module]:
         """The modules from which the names of the tables start, without those inside of another one."""
@@ -619,14 +620,15 @@ def _running_modules() -> Iterator[nn.Module]:
 _follower: _Follower | None = None
 
 
-def _find_model(module: nn.Module) -> None:
+def _find_model(module: nn.Module) -> PolicyError | None:
     """Called before a call of a module."""
     if torch.compiler.is_compiling():  # Dynamo traces this
-        return
+        return None
     follower = _follower
     if follower is not None and number_in_force() == follower.tables.number and module not in follower.seen:
         with _lock:
-            follower.called(module)
+            return follower.called(module)
+    return None
 
 
 def follow(policy: Policy, model: str = "") -> None:
@@ -643,7 +645,8 @@ def _replace_call() -> None:
 
     @functools.wraps(original)
     def call(self: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
-        _find_model(self)
+        if (error := _find_model(self)) is not None:
+            raise error  # here: a traceback has one line of this package
         return original(self, *args, **kwargs)
 
     skip_frames(_find_model)
