@@ -15,8 +15,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils import checkpoint, dlpack
 
 import torch_promote as tp
@@ -1377,6 +1379,31 @@ def test_another_op_is_told_beside_another_batch() -> None:
 
     difference = recorded(program, 0).diff(recorded(program, 1))
     check(Planted(program, "input", says="A calls aten::gelu where B calls aten::relu in 1"), difference)
+
+
+def test_the_buffers_of_ranks() -> None:
+    """Their batches differ by design, and with them running statistics that nothing exchanges."""
+
+    def recorded_by(rank: int) -> TraceReport:
+        dist.init_process_group("fake", rank=rank, world_size=2, store=FakeStore())
+        try:
+            return recorded(with_buffers, rank)
+        finally:
+            dist.destroy_process_group()
+
+    def with_buffers(k: int) -> Iterator[None]:
+        model = nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4))
+        optimizer = torch.optim.SGD(model.parameters(), 0.0)
+        yield
+        for step in range(3):
+            model(batch(8 * k + step)).sum().backward()
+            optimizer.step()
+
+    found = recorded_by(0).diff(recorded_by(1))
+    start = "The parameters of the two ranks are equal after every step. Buffers differ after step 0: "
+    assert found.text(None).splitlines()[1].startswith(f"{start}1.running_mean, 1.running_var. Different from step 0 on: ")
+    assert [one.buffers for one in found.steps] == [("1.running_mean", "1.running_var")] * 3
+    assert found.to_dict()["environment"] == {"rank": ["0", "1"]}
 
 
 def test_what_follows_from_a_mask_is_no_fact() -> None:

@@ -147,6 +147,7 @@ class StepDifference:
         worst_parameter: That parameter.
         apart: The parameters that differ then, if these are few of those that were compared.
         compared: The number of these.
+        buffers: The buffers that differ then, such as running statistics, of those that calls of the program write.
     """
 
     step: int
@@ -158,6 +159,7 @@ class StepDifference:
     worst_parameter: str = ""
     apart: tuple[str, ...] = ()
     compared: int = 0
+    buffers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -441,7 +443,9 @@ class Difference(Report):
             return f"{text}{what} ({spell_error(differing.parameters or 0.0)})."
         when = "every step" if len(errors) > 1 else "the step"
         if self._are_ranks or not self.largest:
-            return f"The parameters{whose} are equal after {when}."
+            text = f"The parameters{whose} are equal after {when}."
+            apart = next((one for one in self.steps if one.buffers), None) if self._are_ranks else None
+            return f"{text} Buffers differ after step {apart.step}: {some_of(apart.buffers)}." if apart else text
         text = f"The parameters that the optimizer updates are equal after {when}; results"
         return f"{text}{' after the last step' * bool(self.after)} differ ({spell_error(self.after or self.largest)})."
 
@@ -905,6 +909,7 @@ def _steps(before: Recording, after: Recording, walk: Walk) -> list[StepDifferen
     known = [
         {name: source.values for name, source in run.named.items() if source.kind == "parameter"} for run in walk.runs
     ]
+    buffers = [_buffers(run) for run in walk.runs]
     for number, (one, other) in enumerate(zip(before.ends, after.ends, strict=False)):
         known = [mine | dict(end.parameters) for mine, end in zip(known, (one, other), strict=True)]
         updated = one.parameters.keys() | other.parameters.keys()
@@ -917,7 +922,27 @@ def _steps(before: Recording, after: Recording, walk: Walk) -> list[StepDifferen
         apart = tuple(name for name, error in errors.items() if error)
         is_few = len(apart) <= min(_FEW, (len(errors) - 1) // 2) and len(errors) == len(common[0])
         worst = worst_gradient, parameters, worst_parameter, apart if is_few else (), len(errors)
-        found.append(StepDifference(number, outputs.get(number), loss, gradients, *worst))
+        mine, others = (of.get(number, {}) for of in buffers)
+        differ = tuple(name for name, digest in mine.items() if digest != others.get(name, digest))
+        found.append(StepDifference(number, outputs.get(number), loss, gradients, *worst, differ))
+    return found
+
+
+def _buffers(run: Run) -> dict[int, dict[str, str]]:
+    """Returns the digests of the buffers that calls of each step write, as they are after it."""
+    written: dict[tuple[int, str], str] = {}  # the name of what a call has written, by its digest
+    found: dict[int, dict[str, str]] = {}
+    for i in run.own:
+        names = {}
+        for info, read in zip(run.calls[i].inputs, run.reads(i), strict=False):
+            writer = read.written_by[-1] if read.written_by else 0
+            source = run.sources[-1 - writer] if writer < 0 else None
+            of_source = source.name if source is not None and source.kind == "buffer" else ""
+            names[info.name] = of_source or written.get((writer, read.digest), "")
+        for info, digest in zip(run.calls[i].outputs, run.results(i), strict=False):
+            if name := names.get(info.name):
+                written[i, digest] = name
+                found.setdefault(run.steps[i], {})[name] = digest
     return found
 
 

@@ -114,7 +114,10 @@ class Pairing:
         shaped, plain, read, equal, written = (cast(tuple[list[Any], list[Any]], ([], [])) for _ in range(5))
         for side, (run, calls) in enumerate(sides):
             for i in calls:
-                name, shapes, arguments = run.calls[i].name, input_shapes(run.calls[i]), run.calls[i].arguments
+                call = run.calls[i]
+                name, arguments = call.name, call.arguments
+                # What makes tensors of nothing is known by their dtypes: of the state of an optimizer, or of a scaler.
+                shapes = input_shapes(call) or tuple(info.dtype for info in call.outputs)
                 plain[side].append((name, len(shapes)))
                 shaped[side].append((name, len(shapes) if name in reshaped else shapes))
                 results = run.tells(i) and run.content(i)

@@ -24,6 +24,7 @@ from types import ModuleType
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch.amp import GradScaler, grad_scaler
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim.lr_scheduler import LRScheduler
@@ -632,7 +633,9 @@ def environment() -> dict[str, str]:
             asked[f"{module.removeprefix('torch._').removesuffix('.config')}.{name}"] = functools.partial(
                 getattr, config, name
             )
-    if os.environ.get("WORLD_SIZE", "1") != "1":
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        asked["rank"] = dist.get_rank
+    elif os.environ.get("WORLD_SIZE", "1") != "1":
         asked["rank"] = lambda: os.environ["RANK"]
     found = {name: str(_ask(question, UNKNOWN)) for name, question in asked.items()}
     return found | {name: os.environ[name] for name in _VARIABLES if name in os.environ}
