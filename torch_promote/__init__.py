@@ -178,7 +178,7 @@ def _explain_run() -> None:
     """Says at the end of a program of `torch-promote run` what did not act, and what cures the error that ended it."""
     importlib.import_module("torch_promote.regions.installation").say_unused_overrides()
     if isinstance(getattr(sys, "last_value", None), Exception):  # that nothing caught
-        importlib.import_module("torch_promote.reading.dtype_errors").say_at_exit()
+        importlib.import_module("torch_promote.reading.raised_errors").say_at_exit()
 
 
 # Last, so that the package is complete if this raises and the program goes on; the next import then raises again.

@@ -17,7 +17,8 @@ import torch
 import torch_promote as tp
 from helpers.doc_blocks import ROOT, blocks
 from torch_promote.observe.call import COMPILED
-from torch_promote.reading.dtype_errors import cure_by_text, cure_of, describe_raised, say_at_exit
+from torch_promote.reading.dtype_errors import cure_by_text, cure_of, describe_raised
+from torch_promote.reading.raised_errors import say_at_exit
 from torch_promote.reading.trace_report import TraceReport
 
 PAGE = "docs/troubleshooting.md"

@@ -1401,7 +1401,9 @@ def test_the_buffers_of_ranks() -> None:
 
     found = recorded_by(0).diff(recorded_by(1))
     start = "The parameters of the two ranks are equal after every step. Buffers differ after step 0: "
-    assert found.text(None).splitlines()[1].startswith(f"{start}1.running_mean, 1.running_var. Different from step 0 on: ")
+    assert (
+        found.text(None).splitlines()[1].startswith(f"{start}1.running_mean, 1.running_var. Different from step 0 on: ")
+    )
     assert [one.buffers for one in found.steps] == [("1.running_mean", "1.running_var")] * 3
     assert found.to_dict()["environment"] == {"rank": ["0", "1"]}
 

@@ -175,7 +175,9 @@ def test_skipped_steps_are_steps_and_the_scale_is_the_cause() -> None:
     assert "scale of GradScaler" in found.state
     assert f"scale of GradScaler is 4 in A and {2.0**60:g} in B" in found.facts[0].text
     assert len(found.steps) == 3  # B's were skipped
-    assert not any(one and other and one.op == "aten::full" for one, other, *_ in found.changes), "of the scale, of what counts its steps, of inf"
+    assert not any(one and other and one.op == "aten::full" for one, other, *_ in found.changes), (
+        "of the scale, of what counts its steps, of inf"
+    )
     assert not any(one.kind == "structure" and one.step == 0 and "aten::mul" in one.text for one in found.facts)
 
 

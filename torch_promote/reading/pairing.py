@@ -117,11 +117,11 @@ class Pairing:
                 call = run.calls[i]
                 name, arguments = call.name, call.arguments
                 # What makes tensors of nothing is known by their dtypes: of the state of an optimizer, or of a scaler.
-                shapes = input_shapes(call) or tuple(info.dtype for info in call.outputs)
+                shapes: tuple[Any, ...] = input_shapes(call) or tuple(info.dtype for info in call.outputs)
                 plain[side].append((name, len(shapes)))
                 shaped[side].append((name, len(shapes) if name in reshaped else shapes))
                 results = run.tells(i) and run.content(i)
-                same = results and (name, shapes, results, arguments if name in ordered else ())
+                same: Any = results and (name, shapes, results, arguments if name in ordered else ())
                 equal[side].append(same)
                 read[side].append(same and (*same, *(one.digest for one in run.reads(i))))
         if (shaped[0], read[0]) == (shaped[1], read[1]):

@@ -17,7 +17,7 @@ from torch_promote.observe.observer import CallObserver, OpenCall, observe
 from torch_promote.observe.ops import can_be_read, unnoticed
 from torch_promote.observe.places import RunningModules, check_model
 from torch_promote.observe.surroundings import watch_steps
-from torch_promote.reading.dtype_errors import failure_of
+from torch_promote.reading.raised_errors import failure_of
 from torch_promote.reading.trace_report import TraceReport
 from torch_promote.recording.file import CALLS_TO_WRITE, RecordingFile
 from torch_promote.recording.program_state import Searched, TensorUses, loss_of
