@@ -1504,6 +1504,26 @@ def two_optimizers(init_scale: float = 2.0**16) -> Callable[[], None]:
     return step
 
 
+def test_running_statistics_that_are_nan_at_the_end_are_named() -> None:
+    """GradScaler skips the step of a bad batch, and not what its forward has written."""
+    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
+    optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.01), torch.amp.GradScaler("cpu", init_scale=2.0)
+    with tp.find_nonfinite(model) as report:
+        for factor in (1.0, 1e6, 1.0):
+            with tp.my_autocast("cpu", HALF):
+                loss = model(factor * torch.ones(5, 4)).float().square().mean()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    assert report.origin is not None
+    assert (report.origin.kind, report.origin.step) == ("overflow in a cast", 1)
+    told = "NaN was in these buffers at the end: 1.running_mean, 1.running_var."
+    assert told in report.text(None)
+    assert f"also: {told}" in str(report)
+    assert str(NonfiniteReport.from_dict(report.to_dict())) == str(report)
+
+
 def test_a_backward_that_adds_to_gradients_of_a_skipped_step_which_the_program_then_clears() -> None:
     step = two_optimizers()
     report = find(lambda: [step() for _ in range(5)])

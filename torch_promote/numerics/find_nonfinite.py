@@ -23,7 +23,19 @@ from torch_promote.policy.op_names import exact_key, find_overloads
 from torch_promote.recording.program_state import ScaledStep
 from torch_promote.recording.values import TensorRange
 from torch_promote.reference.dtypes import LOWER_DTYPES, dtype_name
-from torch_promote.report.base import Code, Column, Content, Fact, Listing, Part, Report, Table, module_name, to_json
+from torch_promote.report.base import (
+    Code,
+    Column,
+    Content,
+    Fact,
+    Listing,
+    Part,
+    Report,
+    Table,
+    module_name,
+    some_of,
+    to_json,
+)
 from torch_promote.report.block import block
 from torch_promote.report.codec import decode_record, encode
 
@@ -55,6 +67,7 @@ _SEEN = (
     "unmultiplied",
     "zero_gradients",
     "last_gradients",
+    "nan_buffers",
 )
 
 
@@ -195,6 +208,7 @@ class NonfiniteReport(Report):
             "rescaled": str,
             "unmultiplied": tuple[Call, int, int, float] | None,
             "checked": int,
+            "nan_buffers": list[str],
         }
         seen = decode_record(kinds, data)
         benign, vanished = seen.pop("benign"), seen.pop("vanished")
@@ -231,7 +245,7 @@ class NonfiniteReport(Report):
                 for what, one in origin.shown
             ]
             parts += [
-                Listing("Why", [*self._about_scaled(), *origin.why]),
+                Listing("Why", [*self._about_scaled(), *origin.why, *self._about_buffers()]),
                 Table("Ranges", columns, rows, most=len(rows)),
             ]
         if scaler.skipped:
@@ -299,6 +313,11 @@ class NonfiniteReport(Report):
             found.append(str(ScaledStep(*seen.stepped_scaled)))
         return [*found, *([seen.rescaled] if seen.rescaled else [])]
 
+    def _about_buffers(self) -> list[str]:
+        """Which buffers were NaN at the end, such as running statistics, which a skipped step does not restore."""
+        named = some_of(self._seen.nan_buffers)
+        return [f"NaN was in these buffers at the end: {named}."] if named else []
+
     def _clean(self) -> str:
         threads = sum(one.number for one in self.not_seen if one.kind == "threads")
         clean = f"no inf or NaN{' (except benign ones)' * bool(self.benign)} in {self.checked:,} checked calls"
@@ -329,7 +348,7 @@ class NonfiniteReport(Report):
         scaled = self._about_scaled() if self.origin is not None else []
         lines = [
             first,
-            *(f"also: {one}" for one in scaled),
+            *(f"also: {one}" for one in (*scaled, *self._about_buffers())),
             *(f"to try: {one.code}" for one in self.attempts if self.found),
         ]
         lines += [f"zeros: {one}" for one in self._about_zeros()]

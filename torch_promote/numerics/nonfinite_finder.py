@@ -190,6 +190,7 @@ class FinderState:
     # The first step of an optimizer with gradients that are scaled: its class, the line and the scale.
     stepped_scaled: tuple[str, str, float] | None = None
     rescaled: str = ""  # the first step that GradScaler made with gradients of a scaled loss, as a sentence
+    nan_buffers: list[str] = field(default_factory=list)  # buffers with a NaN at the end, such as running statistics
 
 
 # --- verdicts on calls
@@ -384,6 +385,7 @@ class NonfiniteFinder:
         is_allowed: Callable[[Call], bool],
     ) -> None:
         self.observer: CallObserver = CallObserver(modules, self.ended, self.begun)
+        self._modules = modules
         self._found = found
         self._is_allowed = is_allowed
         self._lock = threading.RLock()
@@ -791,6 +793,11 @@ class NonfiniteFinder:
                 self._found(replace(self._first, text=text), False)
             self._drop_ended()
         self._recent.clear()
+        has_origin = self._first is not None or self.observer.is_done
+        for module, path in self._modules.named() if has_origin else ():
+            for name, buffer in module.named_buffers(path, recurse=False):
+                if can_be_read(buffer) and any(map(math.isnan, extremes([buffer])[0])):
+                    self.seen.nan_buffers.append(name)
 
     # --- verdicts
 
