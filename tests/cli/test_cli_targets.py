@@ -309,7 +309,7 @@ def test_the_tolerance_to_tune_for_is_below_a_large_error(target_file: Path, cap
     out, err = capsys.readouterr()
     assert err.endswith("torch-promote: next: torch-promote tune train.py:make --tolerance 1e-2 -o mine.toml\n")
     text = " ".join(out.split())
-    assert "to.dtype in (model), train.py:8 (changes the outputs by " in text
+    assert "to.dtype in (model), train.py:8 (estimated to change the outputs by " in text
     assert "; no override acts on it: change the conversion in the code)" in text
 
 

@@ -121,7 +121,7 @@ class TestText(expecttest.TestCase):
 comparison of stock with fp32
 The largest relative error of a result is 0.0012, that of loss.
 
-largest impact       softmax.int in blocks.0.attn (changes the loss by 0.0025)
+largest impact       softmax.int in blocks.0.attn (estimated to change the loss by 0.0025)
 largest local error  softmax.int in blocks.0.attn (0.02, 41 times a rounding to float16: 4.9e-4)
 runs                 3 (backwards: 2)
 torch                2.13.0
@@ -216,7 +216,7 @@ def test_impacts_have_a_unit() -> None:
     for options, what in (({}, "loss"), ({"random_cotangents": True}, "outputs")):
         report = comparison_of(*small_comparison().sites, **options)
         text, page = str(report), report._repr_html_()
-        assert f"(changes the {what} by 0.0025)" in text
+        assert f"(estimated to change the {what} by 0.0025)" in text
         assert f"impact on {what}" in text
         assert f"impact on {what}" in page
         assert f"impact on {what}" in tuning_of(comparison=report)._repr_html_()

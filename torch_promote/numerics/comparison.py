@@ -296,7 +296,7 @@ class Comparison(Report):
         if largest is not None and largest.impact:
             # A loss that is returned would not be identical.
             of = "" if any(metric.error for metric in self.metrics) or self.random_cotangents else " of its backward"
-            change = f"changes the {self.loss_or_outputs}{of} by {spell_number(largest.impact)}"
+            change = f"estimated to change the {self.loss_or_outputs}{of} by {spell_number(largest.impact)}"
             if converts(f"{largest.op}."):
                 change += "; no override acts on it: change the conversion in the code"
             facts.append(("largest impact", str(largest), change))
