@@ -138,7 +138,7 @@ def test_what_run_says_is_in_the_table(
         assert f"--override {row.cure}," in said
         assert "(not tried)" in said
     else:
-        assert "--override" not in said or "Where autocast is on: --override" in said
+        assert "--override" not in said or "here autocast is on: --override" in said
 
 
 def test_tensors_of_one_dtype_are_not_those_of_an_error_of_two(
@@ -155,6 +155,38 @@ def test_tensors_of_one_dtype_are_not_those_of_an_error_of_two(
     assert "aten::linear, at test_troubleshooting.py" in said
     assert "The tensors that the traceback shows have one dtype. `torch-promote trace` names the call" in said
     assert "bfloat16" not in said
+
+
+def test_the_tensor_of_another_dtype_is_an_expression(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def add(out: torch.Tensor, rows: torch.Tensor, y: torch.Tensor) -> None:
+        out.index_add_(0, rows, y * y[:1].float())
+
+    with pytest.raises(RuntimeError, match="must have the same scalar type") as raised:
+        add(torch.zeros(2, 4).half(), torch.arange(2), torch.ones(2, 4).half())
+    monkeypatch.setattr("sys.last_value", raised.value, raising=False)
+    say_at_exit()
+    said = capsys.readouterr().err
+    assert (
+        "The traceback does not show all of its tensors. Where autocast is on: --override index_add_=match_self" in said
+    )
+
+
+def test_a_cast_stands_before_an_override_that_may_not_act(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Such as a moving average, which is updated outside of the region."""
+
+    def update(target: torch.Tensor, source: torch.Tensor) -> None:
+        target.lerp_(source, 0.1)
+
+    with pytest.raises(RuntimeError, match="expected dtype float for `end`") as raised:
+        update(torch.zeros(4), torch.ones(4, dtype=torch.bfloat16))
+    monkeypatch.setattr("sys.last_value", raised.value, raising=False)
+    say_at_exit()
+    said = capsys.readouterr().err
+    assert said.index("cast source with .to(torch.float32)") < said.index("Or, where autocast is on: --override lerp_")
 
 
 FUNCTION = """
@@ -991,7 +1023,7 @@ MADE = "model.adapter.weight = nn.Parameter(torch.ones(4, 4, dtype=torch.float16
 KEEPS = (
     " Keep the model in float32, and let autocast cast: no model.half(), and no dtype=torch.float16 where it is loaded."
 )
-LEAVES = " Leave these in float32 there, and convert a copy for a call."
+LEAVES = " Leave these in float32 there, and let autocast cast."
 FROZEN = "for p in model.parameters(): if p.requires_grad: p.data = p.data.float()"
 
 

@@ -68,8 +68,8 @@ def test_threads_that_a_region_does_not_reach() -> None:
     start = threading.Thread.start
     said = started(tp.my_autocast("cpu"))
     assert re.fullmatch(
-        r" Autocast was on where 2 of them were started \(region at test_surroundings.py:\d+\), which acts in that "
-        r"thread\. Open a region in each thread\.",
+        r" Autocast was on where 2 of them were started \(region at test_surroundings.py:\d+\)\. A region acts "
+        r"only in the thread that opens it: open one in each thread\.",
         said,
     )
     assert "were started (a region)" in started(torch.autocast("cpu"))

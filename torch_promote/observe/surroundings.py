@@ -215,8 +215,8 @@ def watch_unseen(
         if threads:
             text = f"Threads started in the block: {threads}. {_NOT_TRACED} Open a block in each thread."
             for name, number in block.started_in.items():
-                text += f" Autocast was on where {number} of them were started ({name}), which acts in that thread."
-            text += " Open a region in each thread." * bool(block.started_in)
+                text += f" Autocast was on where {number} of them were started ({name})."
+            text += " A region acts only in the thread that opens it: open one in each thread." * bool(block.started_in)
             sentences.append(Unseen("threads", threads, text))
         if processes:
             text = f"Processes started in the block, such as workers of a DataLoader: {processes}. {_NOT_TRACED}"

@@ -647,7 +647,8 @@ def advice_on(call: Call, text: str, place: str = AT_LINE, in_thread: bool = Fal
             f"The override {key}={policy} is in force and did not act: autocast is off at that line, or another op "
             f"makes the call. {by_hand}"
         )
-    return f"Where autocast is on: {_override(key, policy, tried=False)} {by_hand}"
+    # A cast acts everywhere; whether a region was open, a traceback does not say.
+    return f"{by_hand}{'Or, where' if by_hand else 'Where'} autocast is on: {_override(key, policy, tried=False)} "
 
 
 #: Texts that may be of an error of dtypes.

@@ -227,7 +227,7 @@ def _in_half(optimizer: Optimizer, names: Mapping[torch.Tensor, str], uses: Tens
         since.setdefault(how, []).append(names.get(one, f"one of shape {list(one.shape)}"))
     those = "; ".join(f"{some_of(of)}{how}" for how, of in since.items())
     told = f"Of the optimizer's {len(parameters):,}, these are float16: {those}."
-    told += " Leave these in float32 there, and convert a copy for a call." * any(since) + _KEEP_FLOAT32 * ("" in since)
+    told += " Leave these in float32 there, and let autocast cast." * any(since) + _KEEP_FLOAT32 * ("" in since)
     return told + _FROZEN * any(one.dtype is torch.float16 and not one.requires_grad for one in names)
 
 
@@ -329,7 +329,10 @@ def _of_error(error: BaseException) -> str:
     shown_dtypes = {one.dtype for one in floats_of(call.inputs)}
     if is_of_two_dtypes(text) and len(call.inputs) > 1 and len(shown_dtypes) < 2:
         # Such as weights that functional_call has put back, or the tangents of a forward-mode derivative.
-        return f"{call.op}, at {where}. The tensors that the traceback shows have one dtype. {ask}".rstrip()
+        if len(call.inputs) >= len(tensor_arguments(call.name)):
+            return f"{call.op}, at {where}. The tensors that the traceback shows have one dtype. {ask}".rstrip()
+        advice = f"The traceback does not show all of its tensors. {advice_on(call, text, AT_LINE, in_thread, idle)}"
+        return f"{call.op}, at {where}. {advice}{ask}".rstrip()
     shown = f"{call.op} of {spell_tensors(call.inputs)}" if call.inputs else call.op
     code = OF_COMPILED if compiled else CALLING if below and not line_in_graph(*steps[-1]) else AT_LINE
     if code is CALLING:  # whose names these are
