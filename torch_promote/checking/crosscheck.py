@@ -274,9 +274,9 @@ class Checker:
             return
         op = str(call.op)
         finding = call.check(results)
-        no_rule = finding is not None and call.casts_inside and not call.has_policy
-        if no_rule:
+        if finding is not None and call.casts_inside and not call.has_policy:
             finding = None
+            self.report.no_rule[op] += 1
         elif call.fake is not None:
             self.report.by_fake[op] += 1
         elif isinstance(call.inference, Inference) or call.error is not None:
@@ -284,8 +284,6 @@ class Checker:
         elif call.is_composite:
             self.report.composite[op] += 1
         else:
-            no_rule = True
-        if no_rule:
             self.report.no_rule[op] += 1
         if finding is None and call.plan is not None and call.plan.casts and not call.op_was_called:
             planned = ", ".join(map(str, call.plan.casts))
