@@ -91,7 +91,8 @@ def test_calls_are_a_table() -> None:
 def test_tables_are_tables() -> None:
     with tp.trace() as report, tp.my_autocast("cpu", overrides={"softmax": "fp32"}):
         torch.softmax(torch.mm(torch.ones(2, 2), torch.ones(2, 2)), -1)
-    for table in (report.calls, report.calls.where(op="softmax"), report.by_module(), report.by_op(), report.casts()):
+    groups = report.by_op(), report.by_module(), report.by_line()
+    for table in (report.calls, report.calls.where(op="softmax"), report.casts(), *groups):
         assert len(table) > 0
         shown = table._repr_html_()
         assert shown.startswith("<table><thead>")

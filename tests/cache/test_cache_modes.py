@@ -28,8 +28,9 @@ from helpers.probes import in_thread
 
 pytestmark = pytest.mark.usefixtures("nothing_persists")
 
-MODES = ("weights", "persistent", "all", "none")
-ALL_MODES = pytest.mark.parametrize("cache", MODES)
+KEEPING = ("weights", "persistent", "all")
+ALL_KEEPING = pytest.mark.parametrize("cache", KEEPING)
+ALL_MODES = pytest.mark.parametrize("cache", [*KEEPING, "none"])
 
 
 # --- bits
@@ -62,7 +63,7 @@ def trained_after_evaluation(region: Region, name: str, no_autograd: Callable[[]
     return [evaluated, loss, *(p.grad for p in model.parameters() if p.requires_grad)]
 
 
-@pytest.mark.parametrize("cache", MODES[:3])
+@ALL_KEEPING
 @pytest.mark.parametrize("no_autograd", [torch.no_grad, torch.inference_mode])
 @EVERY_MODEL
 @pytest.mark.parametrize("warm", [False, True], ids=["", "warm"])
@@ -174,7 +175,7 @@ def test_persistent_casts_no_weight_from_the_second_forward_on(name: str, grad: 
 
 
 @EVERY_MODEL
-@pytest.mark.parametrize("cache", ["weights", "all", "persistent"])
+@ALL_KEEPING
 def test_no_mode_makes_more_casts_than_stock_or_than_none(name: str, cache: str) -> None:
     def casts(region: Region) -> list[int]:
         model, x = made(name)
@@ -191,11 +192,6 @@ def test_no_mode_makes_more_casts_than_stock_or_than_none(name: str, cache: str)
     for region in (stock, region_of("none")):
         assert all(mine <= theirs for mine, theirs in zip(found, casts(region), strict=True))
 
-
-# --- checkpoints, code that runs inside a cast, nested regions
-
-KEEPING = ("weights", "persistent", "all")
-ALL_KEEPING = pytest.mark.parametrize("cache", KEEPING)
 
 # --- checkpointing
 

@@ -331,7 +331,7 @@ LIMITS: dict[str, Callable[[Any], Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.usefixtures("stale_casts_on_purpose")
+@pytest.mark.usefixtures("no_cast_checks")
 @pytest.mark.parametrize("cache", ["persistent", "all"])
 @pytest.mark.parametrize("write", LIMITS.values(), ids=LIMITS)
 def test_undetected_writes_need_clear_cache(write: Callable[[Any], None], cache: str) -> None:
@@ -344,7 +344,7 @@ def test_undetected_writes_need_clear_cache(write: Callable[[Any], None], cache:
         assert torch.equal(X @ w, right(w))
 
 
-@pytest.mark.usefixtures("stale_casts_on_purpose")
+@pytest.mark.usefixtures("no_cast_checks")
 @pytest.mark.parametrize("write", {**LIMITS, **ALIASES}.values(), ids={**LIMITS, **ALIASES})
 def test_the_default_mode_misses_no_write_that_stock_detects(write: Callable[[Any], None]) -> None:
     def detects(region: Region, trainable: bool) -> bool:
@@ -359,7 +359,7 @@ def test_the_default_mode_misses_no_write_that_stock_detects(write: Callable[[An
     assert detects(ours, trainable=True) >= detects(stock, trainable=True)
 
 
-@pytest.mark.usefixtures("stale_casts_on_purpose")
+@pytest.mark.usefixtures("no_cast_checks")
 def test_kron_writes_to_a_trainable_weight_unseen_as_under_stock() -> None:
     for region, cache in ((stock, None), *((ours, cache) for cache in ("weights", "all", "persistent"))):
         w = weight(trainable=True)

@@ -194,7 +194,7 @@ def suspend(weights: CountedDown) -> None:
     assert len(list(generator)) == 1
 
 
-@pytest.mark.usefixtures("stale_casts_on_purpose")  # a cast of what is being written
+@pytest.mark.usefixtures("no_cast_checks")  # a cast of what is being written
 @pytest.mark.parametrize("rounds", ROUNDS)
 @pytest.mark.parametrize("write", WRITES)
 def test_no_thread_gets_a_cast_from_before_a_step(write: str, rounds: int) -> None:

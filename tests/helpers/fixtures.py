@@ -60,15 +60,8 @@ def nothing_persists() -> Iterator[None]:
 
 
 @pytest.fixture
-def stale_casts_on_purpose() -> Iterator[None]:
-    """For tests of documented limits: with TORCH_PROMOTE_CHECK_CASTS=1 their stale casts would raise."""
-    with tp.check_casts(False):
-        yield
-
-
-@pytest.fixture
 def no_cast_checks() -> Iterator[None]:
-    """For tests that count kernels or bytes, to which TORCH_PROMOTE_CHECK_CASTS=1 would add its comparisons."""
+    """TORCH_PROMOTE_CHECK_CASTS=1 would add to counts of kernels and bytes, and raise for stale casts on purpose."""
     with tp.check_casts(False):
         yield
 

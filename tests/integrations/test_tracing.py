@@ -241,7 +241,6 @@ def test_scripted_code_called_inside_a_region(make_model: Any, frozen: bool, dty
 
 
 X, W = torch.linspace(-1, 1, 16).view(4, 4), torch.linspace(1, 2, 16).view(4, 4)
-QUERY = torch.linspace(-1, 1, 256).view(1, 1, 16, 16)
 OPERATORS: dict[str, Callable[[], Any]] = {
     "cond": lambda: torch.cond(torch.tensor(True), lambda a: a @ W, lambda a: (a @ W).sin(), (X,)),
     "while_loop": lambda: while_loop(lambda i, a: i < 3, lambda i, a: (i + 1, (a @ W).float()), (torch.tensor(0), X)),

@@ -97,8 +97,6 @@ def test_files(report: Comparison | Tuning, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"format": "torch_promote comparison"}, "its \"format\" is 'torch_promote comparison', not"),
-        ({"version": 2}, "its version is 2, and this torch_promote reads version 1"),
         ({"trials": [{}]}, "it is incomplete or was changed (KeyError"),
         ({"tolerance": {"loss": "1e-3"}}, "it is incomplete or was changed (TypeError"),
         ({"comparison": None}, "it is incomplete or was changed (TypeError"),

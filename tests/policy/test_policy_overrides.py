@@ -21,7 +21,7 @@ FP32, LOWER = CastPolicy.fp32, CastPolicy.lower_precision_fp
 NOTHING_CAST = ["fallthrough", "keep", "banned"]
 PLAIN = ["lower_precision_fp", "fp32", "promote", *NOTHING_CAST]
 WRITING = ["match_self", *NOTHING_CAST]
-JOIN, MANY, OUT = f"{NAMESPACE}::join", f"{NAMESPACE}::many", f"{NAMESPACE}::many.out"
+MANY, OUT = f"{NAMESPACE}::many", f"{NAMESPACE}::many.out"
 
 # --- what is legal
 

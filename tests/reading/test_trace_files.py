@@ -45,20 +45,6 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / f"run{SUFFIX}"
 
 
-def test_a_recording_can_be_read_again(traced: TraceReport, path: Path) -> None:
-    """Its lines lack the folders around the program, so the second reading is compared."""
-    traced.save(path)
-    first = tp.load(path)
-    first.save(path)
-    second = tp.load(path)
-    assert second.to_dict() == first.to_dict()
-    for text in (str, lambda one: one.formats()[".html"][1](), lambda one: str(one.explain("(model)"))):
-        assert text(second) == text(first)
-    assert str(first).count("\n") == str(traced).count("\n")
-    assert not traced.diff(first)
-    assert second.calls.where(casting=True) == first.calls.where(casting=True)
-
-
 def test_a_recording_without_values_or_calls(path: Path) -> None:
     for calls in ((), (linear("a", 0, 1), made_up_call())):
         report = report_of(*calls)
@@ -230,16 +216,6 @@ def test_a_damaged_file_is_refused_or_can_be_used(number: int, traced: TraceRepo
         path.write_bytes(data[:at] + bytes([data[at] ^ 1 << draw.randrange(8)]) + data[at + 1 :])
         with contextlib.suppress(OptionError):
             use(tp.load(path), traced)
-
-
-def test_an_error_names_the_line_of_the_file(path: Path) -> None:
-    small_report().save(path)
-    lines = gzip.decompress(path.read_bytes()).splitlines()
-    place = next(number for number, line in enumerate(lines) if line.startswith(b'["tensor"'))
-    lines[place] = b'["tensor", {"name": 3}]'
-    path.write_bytes(gzip.compress(b"\n".join(lines) + b"\n"))
-    with pytest.raises(OptionError, match=rf"line {place + 1} is wrong \(\w+: "):
-        tp.load(path)
 
 
 @pytest.mark.parametrize("name", ["[x]", "[bold red]", "[/]", ":smile:", "a\x1b[31mb", "**"])

@@ -432,15 +432,6 @@ def test_losses_of_other_devices_are_read_together() -> None:
     assert report.nonfinite.losses == 0
 
 
-def test_tables_print_as_tables() -> None:
-    report = small_report()
-    for table in (report.by_op(), report.by_module(), report.by_line()):
-        assert table == list(table)
-        assert len(str(table).splitlines()) >= len(table) + 1
-    assert "aten::linear" in str(report.by_op())
-    assert str(TraceReport(1).by_op()) == "no calls"
-
-
 def test_the_tree_has_the_modules_between_and_marks_the_outermost_islands() -> None:
     norm = made_up_call("aten::native_layer_norm", "", module="a.norms.10")
     other = dataclasses.replace(norm, module="a.norms.2")

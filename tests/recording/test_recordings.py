@@ -58,10 +58,6 @@ def train(model: nn.Module, steps: int = 2, **options: Any) -> TraceReport:
     return report
 
 
-def own_calls(report: TraceReport) -> list[Call]:
-    return [call for call in report.calls if call.own]
-
-
 # --- what calls read
 
 
@@ -445,6 +441,8 @@ def test_a_file_has_all_that_the_report_has(path: Path) -> None:
     again = tp.load(saved)
     assert again.to_dict() == first.to_dict()
     assert str(again) == str(first)
+    assert str(again.explain("(model)")) == str(first.explain("(model)"))
+    assert str(first).count("\n") == str(report).count("\n")
     assert again.formats()[".html"][1]() == first.formats()[".html"][1]()
     assert not report.diff(first)
 
@@ -794,7 +792,7 @@ def with_call(call: list[Any]) -> Callable[[list[Any]], list[Any]]:
         (lambda lines: changed(lines, format="another"), "its first line does not have"),
         (lambda lines: changed(lines, version=99), "its version is 99, and this torch_promote reads version 2"),
         (lambda lines: changed(lines, environment=[1]), "expected dict"),
-        (lambda lines: [lines[0], ["what", 1], *lines[1:]], "line 2 is wrong"),
+        (lambda lines: [*lines[:2], ["what", 1], *lines[2:]], r"line 3 is wrong \(KeyError: "),
         (lambda lines: [lines[0], [0, 0]], "line 2"),
         (with_call([9999, 0]), "there is no definition 9999"),
         (with_call([0, 0, [0, 0, 0, 0], 0, [], [["", -77]]]), r"call \d+ reads what is neither a call before it nor"),

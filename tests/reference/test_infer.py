@@ -370,7 +370,7 @@ def test_every_rule_is_used() -> None:
     assert set(DTYPE_RULES) | set(ELEMENTWISE_RULES) | {EACH} <= used
 
 
-F, D, H, I4, I8 = torch.float32, torch.float64, torch.float16, torch.int32, torch.int64
+F, D, H, I8 = torch.float32, torch.float64, torch.float16, torch.int64
 
 
 def t(dtype: torch.dtype, *shape: int) -> Operand:

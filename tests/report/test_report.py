@@ -447,10 +447,6 @@ def test_a_missing_package_is_named_and_a_notebook_gets_the_text(monkeypatch: py
     assert example()._repr_html_().startswith("<pre>example: of &lt;all&gt; parts")
 
 
-def test_a_notebook_gets_the_page_in_a_frame() -> None:
-    assert example()._repr_html_().startswith("<iframe srcdoc=")
-
-
 def test_import_does_not_load_the_packages_of_the_renderers() -> None:
     code = "import sys, torch_promote; print(sorted({'rich', 'jinja2', 'matplotlib'} & set(sys.modules)))"
     assert output_of(code) == "[]\n"

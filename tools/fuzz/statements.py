@@ -258,7 +258,7 @@ class Write(Kind):
         state.need(state.layers[at] in LINEAR)
         state.need(not state.frames or "inside" in where)
         state.need(state.device == "cpu" or "cpu" not in where)
-        state.need(not (at in state.half and ("cpu" in where or values["how"] == "fused")))
+        state.need(not (at in state.half and "cpu" in where))
         state.need(not (state.graphs and "moves" in where))
         state.write(at)
         if "new" in where:

@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Literal, Never, NoReturn, cast, get_args
 import torch
 
 from torch_promote.checking.comparison import compare, copy_with_strides
-from torch_promote.checking.expectation import CheckedCall, Expectation, Finding, expect, rule_in_force
+from torch_promote.checking.expectation import CheckedCall, Finding, expect, rule_in_force
 from torch_promote.checking.known_gaps import Gap, known_gaps
 from torch_promote.checking.report import CrosscheckReport, Mismatch
 from torch_promote.errors import (
@@ -34,13 +34,13 @@ from torch_promote.errors import (
     explains_arguments,
 )
 from torch_promote.observe.observer import ListOfThread, observe_dispatch
-from torch_promote.observe.ops import device_of, facts_of, has_our_kernel, is_fake, is_traced, tensors_in
+from torch_promote.observe.ops import facts_of, has_our_kernel, is_fake, is_traced, tensors_in
 from torch_promote.observe.places import calling_line, describe_arguments
 from torch_promote.observe.policy_sources import my_autocast_is_in_force, state_in_force
 from torch_promote.policy.named_policies import stock_policy
 from torch_promote.policy.op_table import FLOAT8_POLICIES, CastPolicy
 from torch_promote.reference.autocast import TURNS, AutocastState
-from torch_promote.reference.ops.infer import NO_RULE, Inference
+from torch_promote.reference.ops.infer import Inference
 
 CrosscheckLevel = Literal["dtype", "bits"]
 """What calls are compared with: "dtype": the reference; "bits": also stock autocast, bit for bit."""
@@ -182,36 +182,35 @@ class Checker:
         inside = calls[-1] if calls else None
         self.stopped = False
         state = state_in_force()
-        if inside is not None and inside.is_checked and _is_repeated(inside.expectation, op, state):
+        if inside is not None and inside.is_checked and _is_repeated(inside, op, state):
             # Functorch calls the op again before autocast sees it: leave the check to the next call.
             self.report.with_policy -= Counter({str(op): 1})
             inside.is_checked, inside.stock = False, None
         if any(map(torch._C._functorch.is_functorch_wrapped_tensor, tensors_in(args))):
             # Functorch next calls the op on the tensors inside.
-            call = CheckedCall(Expectation(op, None, NO_RULE, None, {}), args, is_checked=False)
+            call = CheckedCall(op, args, is_checked=False)
             calls.append(call)
             return call
         if inside is not None and inside.is_checked:
             self._check_cast_arguments(inside, op, args)
         try:
-            expectation = expect(op, args, state)
+            call = expect(op, args, state)
         except Exception as error:  # a bug of the reference must not reach the caller of the op
             self._add(Finding("reference", "an answer", f"{type(error).__name__}: {error}"), op, args)
             return None
-        plan = expectation.plan
+        plan = call.plan
         calls_op_again = plan is not None and bool(plan.casts or plan.runs != facts_of(op).name)
         # Kernels call ops too, and some of these have policies if autocast is on.
-        see_through = calls_op_again or _is_composite_call(op, args) or not (plan is None or expectation.has_policy)
-        call = CheckedCall(expectation, args, see_through)
-        if expectation.has_policy:
+        call.see_through = calls_op_again or call.is_composite or not (plan is None or call.has_policy)
+        if call.has_policy:
             self.report.with_policy[str(op)] += 1
             for outer in calls:
                 outer.casts_inside = True
         # A kernel of ours might cast where the plan has no policy, and the result's dtype might not show it. Under
         # overrides, it might do so inside the kernel of any op.
         may_cast = plan is not None and (has_our_kernel(op) or bool(state and state.overrides))
-        if self.level == "bits" and (expectation.has_policy or may_cast):
-            call.stock_too = self._comparable(expectation, args, state)
+        if self.level == "bits" and (call.has_policy or may_cast):
+            call.stock_too = self._comparable(call, state)
         calls.append(call)
         return call
 
@@ -220,16 +219,15 @@ class Checker:
         if calls and calls[-1] is call:
             calls.pop()
 
-    def _comparable(self, expectation: Expectation, args: Sequence[Any], state: AutocastState | None) -> bool:
+    def _comparable(self, call: CheckedCall, state: AutocastState | None) -> bool:
         if not my_autocast_is_in_force():
             return False
-        reason, op, tensors = None, expectation.op, tensors_in(args)
-        name = facts_of(op).name
+        reason, name, tensors = None, call.name, tensors_in(call.args)
         if state is not None and any(state.override(name, tensor.device.type) is not None for tensor in tensors):
             reason = "the op's policy is overridden"
         elif name in NOT_REPEATABLE:
             reason = "PyTorch does not repeat its bits"
-        elif state is not None and not expectation.has_policy and _may_differ_inside(op, args, state):
+        elif state is not None and not call.has_policy and _may_differ_inside(call, state):
             reason = "the policy of an op that it calls may be overridden"
         elif any(map(is_fake, tensors)):
             reason = "fake tensors have no bits"
@@ -245,8 +243,7 @@ class Checker:
 
     def _check_cast_arguments(self, outer: CheckedCall, op: torch._ops.OpOverload, args: list[Any]) -> None:
         """If this is the call that autocast makes with the cast arguments, compares them with the plan."""
-        expectation = outer.expectation
-        plan, name = expectation.plan, facts_of(op).name
+        plan, name = outer.plan, facts_of(op).name
         if outer.op_was_called or plan is None or plan.policy is None:
             return
         if plan.policy in FLOAT8_POLICIES:  # a product stands for the op
@@ -255,7 +252,7 @@ class Checker:
         if plan.runs != name:
             return
         outer.op_was_called = True
-        finding = expectation.check_casts(args)
+        finding = outer.check_casts(args)
         if finding is not None:
             self._found(outer, finding)
 
@@ -275,23 +272,21 @@ class Checker:
         self._pop(call)
         if not call.is_checked:
             return
-        expectation, op = call.expectation, str(call.op)
-        finding = expectation.check(results)
-        no_rule = finding is not None and call.casts_inside and not expectation.has_policy
-        if no_rule:
+        op = str(call.op)
+        finding = call.check(results)
+        if finding is not None and call.casts_inside and not call.has_policy:
             finding = None
-        elif expectation.fake is not None:
+            self.report.no_rule[op] += 1
+        elif call.fake is not None:
             self.report.by_fake[op] += 1
-        elif isinstance(expectation.inference, Inference) or expectation.error is not None:
+        elif isinstance(call.inference, Inference) or call.error is not None:
             self.report.checked[op] += 1
         elif call.is_composite:
             self.report.composite[op] += 1
         else:
-            no_rule = True
-        if no_rule:
             self.report.no_rule[op] += 1
-        if finding is None and expectation.plan is not None and expectation.plan.casts and not call.op_was_called:
-            planned = ", ".join(map(str, expectation.plan.casts))
+        if finding is None and call.plan is not None and call.plan.casts and not call.op_was_called:
+            planned = ", ".join(map(str, call.plan.casts))
             finding = Finding("casts", planned, "the op did not run on cast arguments")
         if finding is not None:
             self._found(call, finding, results)
@@ -340,7 +335,7 @@ class Checker:
             raise CrosscheckError(str(mismatch))
 
 
-def _is_repeated(outer: Expectation, op: torch._ops.OpOverload, state: AutocastState | None) -> bool:
+def _is_repeated(outer: CheckedCall, op: torch._ops.OpOverload, state: AutocastState | None) -> bool:
     """Whether an inner call of the same op repeats the outer one. A call that autocast makes has autocast off."""
     plan = outer.plan
     if plan is None or plan.device is None or outer.op is not op or state is None:
@@ -348,17 +343,13 @@ def _is_repeated(outer: Expectation, op: torch._ops.OpOverload, state: AutocastS
     return outer.has_policy and plan.device in state.devices
 
 
-def _may_differ_inside(op: torch._ops.OpOverload, args: Sequence[Any], state: AutocastState) -> bool:
+def _may_differ_inside(call: CheckedCall, state: AutocastState) -> bool:
     """Whether an override of an op that it calls, and that stock casts, may give an op other bits than stock."""
     if not state.overrides:
         return False
-    if _is_composite_call(op, args) or torch.is_inference_mode_enabled():
+    if call.is_composite or torch.is_inference_mode_enabled():
         return True
     return any(stock_policy(name, device) not in _STOCK_CASTS_NOTHING for name in state.overrides for device in TURNS)
-
-
-def _is_composite_call(op: torch._ops.OpOverload, args: Sequence[Any]) -> bool:
-    return facts_of(op).is_composite(device_of(tensors_in(args)))
 
 
 # --- the second run of a call, under stock autocast

@@ -47,15 +47,17 @@ class Finding:
     got: str
 
 
-@dataclass(frozen=True, slots=True)
-class Expectation:
-    """What the reference expects of a call, computed before the call runs."""
+@dataclass(slots=True, eq=False)
+class CheckedCall:
+    """A call that has begun, the token of a dispatch observer, with what the reference expects of it."""
 
     op: torch._ops.OpOverload
-    plan: AutocastPlan | None  # what autocast does with the call; None where autocast is off
-    inference: Inference | NoRule | None  # of the results; NO_RULE if no rule covers the op
-    error: str | None  # why the call should raise
-    arguments: Mapping[str, torch.dtype]  # of each tensor that the op receives after autocast's casts, by path
+    args: list[Any]  # in the schema's order
+    plan: AutocastPlan | None = None  # what autocast does with the call; None where autocast is off
+    inference: Inference | NoRule | None = NO_RULE  # of the results; NO_RULE if no rule covers the op
+    error: str | None = None  # why the call should raise
+    # The dtype of each tensor that the op receives after autocast's casts, by path.
+    arguments: Mapping[str, torch.dtype] = field(default_factory=dict)
     row_is_missing: bool = False  # whether PyTorch's autocast has a kernel for the op, which has no row in the op table
     # The dtype that the tensors may have instead, all of them: that of the promotion rule in force, if the op is a
     # matrix product for which the reference has no rule.
@@ -64,6 +66,18 @@ class Expectation:
     # What the op's registered fake gives, for a custom op that has one: the results, with lists flattened. If the fake
     # raises, there are none, and `error` says so.
     fake: tuple[torch.Tensor | None, ...] | None = None
+    see_through: bool = True  # whether the ops that it calls are observed too
+    stock_too: bool = False  # whether the call also runs under stock autocast
+    # Of `crosscheck`: whether the call is checked, whether autocast has called the op with the cast arguments, whether
+    # an op inside has a policy (the op's own rule assumes that none has), and the run under stock, once it has begun.
+    is_checked: bool = True
+    op_was_called: bool = False
+    casts_inside: bool = False
+    stock: Any = None
+    # Of `why`: whether an override gives the op's policy, the calls inside, and the results; None if it raised.
+    overridden: bool = False
+    inner: list[CheckedCall] = field(default_factory=list)
+    results: list[Any] | None = None
 
     @property
     def has_policy(self) -> bool:
@@ -114,31 +128,6 @@ class Expectation:
         wrong += [path for path in got if path not in self.arguments]
         return Finding("casts", _dtypes_of(self.arguments, wrong), _dtypes_of(got, wrong))
 
-
-@dataclass(slots=True, eq=False)
-class CheckedCall:
-    """A call that has begun: the token of a dispatch observer."""
-
-    expectation: Expectation
-    args: list[Any]  # in the schema's order
-    see_through: bool = True  # whether the ops that it calls are observed too
-    stock_too: bool = False  # whether the call also runs under stock autocast
-    # Of `crosscheck`: whether the call is checked, whether autocast has called the op with the cast arguments, whether
-    # an op inside has a policy (the op's own rule assumes that none has), and the run under stock, once it has begun.
-    is_checked: bool = True
-    op_was_called: bool = False
-    casts_inside: bool = False
-    stock: Any = None
-    # Of `why`: whether an override gives the op's policy, the calls inside, and the results; None if it raised.
-    overridden: bool = False
-    inner: list[CheckedCall] = field(default_factory=list)
-    results: list[Any] | None = None
-
-    @property
-    def op(self) -> torch._ops.OpOverload:
-        """The op."""
-        return self.expectation.op
-
     @property
     def name(self) -> str:
         """Its name with the overload."""
@@ -157,10 +146,9 @@ class CheckedCall:
     @property
     def expected(self) -> list[torch.dtype] | None:
         """The dtypes that the reference expects; None if it does not say."""
-        inference = self.expectation.inference
-        if not isinstance(inference, Inference) or any(one.expectation.has_policy for one in self.inside()):
+        if not isinstance(self.inference, Inference) or any(one.has_policy for one in self.inside()):
             return None
-        return [dtype for dtype in inference.dtypes if dtype is not None]
+        return [dtype for dtype in self.inference.dtypes if dtype is not None]
 
     @property
     def is_view(self) -> bool:
@@ -170,21 +158,21 @@ class CheckedCall:
     def inside(self) -> Iterator[CheckedCall]:
         """The calls inside that get a step: not views, and what composite ops call instead of these."""
         for call in self.inner:
-            expected, tensors = call.expectation, None if call.results is None else tensors_in(call.results)
-            explained = expected.error or expected.fake is not None or isinstance(expected.inference, Inference)
+            tensors = None if call.results is None else tensors_in(call.results)
+            explained = call.error or call.fake is not None or isinstance(call.inference, Inference)
             facts = facts_of(call.op)
             if facts.is_cast:  # autocast and composite ops change a dtype with it
                 before = tensors_in(call.args[:1])  # none for a Python number
                 yield from [call] if before and tensors and before[0].dtype is not tensors[0].dtype else []
             elif call.is_view or facts.keeps_elements or tensors == []:
                 continue
-            elif expected.has_policy or explained or not (call.is_composite and call.inner):
+            elif call.has_policy or explained or not (call.is_composite and call.inner):
                 yield call
             else:
                 yield from call.inside()
 
 
-def expect(op: torch._ops.OpOverload, args: Sequence[Any], state: AutocastState | None) -> Expectation:
+def expect(op: torch._ops.OpOverload, args: list[Any], state: AutocastState | None) -> CheckedCall:
     """Asks the reference what a call should do, before it runs and may change its arguments."""
     planned = {path: tensor.dtype for path, tensor in tensor_arguments(op, args)}
     nested = any(tensor.is_nested for _, tensor in tensor_arguments(op, args))
@@ -193,7 +181,7 @@ def expect(op: torch._ops.OpOverload, args: Sequence[Any], state: AutocastState 
     if state is not None:
         plan = autocast_plan(op, args, {}, state)
         if plan.error is not None:
-            return Expectation(op, plan, None, plan.error, planned)
+            return CheckedCall(op, args, plan, None, plan.error, planned)
         for cast in plan.all_casts():
             planned[cast.argument] = cast.to
         if not nested:
@@ -204,9 +192,9 @@ def expect(op: torch._ops.OpOverload, args: Sequence[Any], state: AutocastState 
         # The table describes one release, and PyTorch's own ops.
         name, is_described = facts_of(op).name, torch.__version__.startswith(f"{TABLE_VERSION}.")
         row_is_missing = is_described and name.startswith("aten::") and name not in LEFT_TO_STOCK
-        return Expectation(op, plan, NO_RULE, None, planned, row_is_missing)
+        return CheckedCall(op, args, plan, NO_RULE, None, planned, row_is_missing)
     if nested:
-        return Expectation(op, plan, NO_RULE, None, planned)
+        return CheckedCall(op, args, plan, NO_RULE, None, planned)
     (rule, matmul), if_product = rule_in_force() or (None, False), None
     try:
         found = None if rule is None else operands_of(runs, values)
@@ -223,9 +211,9 @@ def expect(op: torch._ops.OpOverload, args: Sequence[Any], state: AutocastState 
         inference = infer(runs, (), values)
         by_fake = isinstance(inference, NoRule) and has_fake(runs)
         fake, error = _run_fake(runs, values) if by_fake else (None, None)
-        return Expectation(op, plan, inference, error, planned, if_product=if_product, rule=rule, fake=fake)
+        return CheckedCall(op, args, plan, inference, error, planned, if_product=if_product, rule=rule, fake=fake)
     except (PromotionError, PromotionRuleError, ShapeError) as error:
-        return Expectation(op, plan, None, str(error), planned, rule=rule)
+        return CheckedCall(op, args, plan, None, str(error), planned, rule=rule)
 
 
 def _cast_values(plan: AutocastPlan, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -243,7 +243,7 @@ class _Run:
     @property
     def expected_error(self) -> str | None:
         """The first error that the reference expects."""
-        return next((call.expectation.error for call in self._all if call.expectation.error is not None), None)
+        return next((call.error for call in self._all if call.error is not None), None)
 
     @property
     def is_small(self) -> bool:
@@ -255,13 +255,12 @@ class _Run:
 
     def begin(self, op: torch._ops.OpOverload, args: list[Any]) -> CheckedCall:
         state = state_in_force()
-        expectation = expect(op, args, state)
-        device, name = expectation.plan and expectation.plan.device, facts_of(op).name
-        override = state.override(name, device) if state and device else None
-        overridden = override is not None and not (
-            self.stands_in is not None and override is stock_policy(name, self.stands_in)
+        call = expect(op, args, state)
+        device = call.plan and call.plan.device
+        override = state.override(call.name, device) if state and device else None
+        call.overridden = override is not None and not (
+            self.stands_in is not None and override is stock_policy(call.name, self.stands_in)
         )
-        call = CheckedCall(expectation, args, overridden=overridden)
         (self._open[-1].inner if self._open else self.calls).append(call)
         self._all.append(call)
         self._open.append(call)
@@ -514,7 +513,7 @@ class _StepWriter:
 
     def write(self, call: CheckedCall) -> None:
         """Writes the steps of a call."""
-        plan = call.expectation.plan
+        plan = call.plan
         if facts_of(call.op).is_cast and call.results is not None:
             self.steps.append(f"{self._spell(call.args[0])} is cast to {_dtypes(call.results)}.")
             return
@@ -536,15 +535,15 @@ class _StepWriter:
 
     def _without_autocast(self, call: CheckedCall) -> None:
         """Writes how the op arrives at its result's dtype, without autocast's casts."""
-        inference, inner = call.expectation.inference, list(call.inside())
-        casts_inside = any(one.expectation.has_policy for one in inner)
-        if call.expectation.error is not None:
+        inference, inner = call.inference, list(call.inside())
+        casts_inside = any(one.has_policy for one in inner)
+        if call.error is not None:
             with contextlib.suppress(ShapeError):
                 self._promotion(call, ())
             if self.is_real and call.results is not None:
-                self.steps.append(f"{call.expectation.error} {_WRONG}")
-            elif call.expectation.error != str(self.error):
-                self.steps.append(call.expectation.error)
+                self.steps.append(f"{call.error} {_WRONG}")
+            elif call.error != str(self.error):
+                self.steps.append(call.error)
         elif isinstance(inference, Inference) and not casts_inside:
             self._by_rule(call, inference)
         elif inner and (call.is_composite or casts_inside):
@@ -582,14 +581,14 @@ class _StepWriter:
         if not operands:
             return False
         refused = self.error is not None
-        rule = call.expectation.rule or promotion_rule("torch", self.rule.default_dtype)
+        rule = call.rule or promotion_rule("torch", self.rule.default_dtype)
         try:
             for step in explain_promotion(
                 call.name, operands, results, rule, divides=found.divides, symbol=self.symbol, refused=refused
             ):
                 self.steps.append(step)
         except (PromotionError, PromotionRuleError) as error:
-            if call.results is not None and call.expectation.error is None:
+            if call.results is not None and call.error is None:
                 self.steps.append(f"{error} {_WRONG}")
         return True
 

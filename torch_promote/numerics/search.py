@@ -80,7 +80,7 @@ def minimise(
         _run_smaller_sets(order, passes, spare)
 
 
-def _shortest_prefix(order: Sequence[str], passes: Passes, start: int = 0) -> int:
+def _shortest_prefix(order: Sequence[str], passes: Passes, start: int) -> int:
     """Returns the length of the shortest prefix that passes, by doubling and bisection; all names together pass."""
     low, high = max(start - 1, 0), max(start, 1)
     while high < len(order) and not passes(frozenset(order[:high])):
@@ -113,14 +113,10 @@ def _quick_xplain(background: list[str], items: list[str], passes: Passes, has_g
 def _certify(order: Sequence[str], passes: Memo) -> None:
     """Tries to remove each member of the best set, and continues from a smaller set that passes."""
     passes.stage = "certify"
-    done = False
-    while not done:
+    has_shrunk = True
+    while has_shrunk:
         best = passes.best() or frozenset(order)
-        done = True
-        for name in reversed(order):
-            if name in best and passes(best - {name}):
-                done = False
-                break
+        has_shrunk = any(passes(best - {name}) for name in reversed(order) if name in best)
 
 
 def _run_smaller_sets(order: Sequence[str], passes: Memo, spare: Callable[[], float]) -> None:

@@ -570,7 +570,7 @@ class CallObserver:
     def _pop(self, token: CallToken) -> bool:
         """Removes a token, and those of calls inside it that an error has ended."""
         tokens = self._thread.tokens
-        if tokens and tokens[-1] is token and token is not THROUGH:  # which may be there several times
+        if tokens and tokens[-1] is token:
             tokens.pop()
             return True
         if token not in tokens:

@@ -521,7 +521,7 @@ class NodeOrigins:
             for number in list(known)[: _MOST // 2]:
                 del known[number]
 
-    def of_running_node(self, called_here: bool = True) -> Origin | None:
+    def of_running_node(self, called_here: bool) -> Origin | None:
         """The origin of the node whose backward runs in this thread, which may have called it; None if unknown."""
         node: Any = torch._C._current_autograd_node()
         if node is None:

@@ -11,7 +11,6 @@ import contextlib
 import itertools
 import json
 import os
-import re
 import shutil
 import tomllib
 import uuid
@@ -33,7 +32,7 @@ from torch_promote.policy.module_tables import (
     section_of,
     spell_table,
 )
-from torch_promote.policy.named_policies import LEGAL_POLICIES, Change, Value, stock_policy
+from torch_promote.policy.named_policies import LEGAL_POLICIES, Change, Value, release, stock_policy
 from torch_promote.policy.op_names import exact_key
 from torch_promote.policy.op_table import DEVICE_TYPES, TABLE_VERSION, spell_policy
 from torch_promote.policy.overrides import is_pattern_key, parse_policy, select, which_wins
@@ -131,7 +130,7 @@ def from_data(data: Mapping[str, Any], source: str = "the policy") -> tuple[Entr
         found = (one for section, content in sections.items() for one in patterns_in(section, content))
         return entries, tables, tuple(found)
     except PolicyError as error:
-        newer = any(_release(str(data.get(key, ""))) > _release(here) for key, here in _VERSIONS.items())
+        newer = any(release(str(data.get(key, ""))) > release(here) for key, here in _VERSIONS.items())
         written, here = ({key: each[key] for key in _VERSIONS if key in each} for each in (data, _VERSIONS))
         hint = f" It was written with {_listed(written)}, and this is {_listed(here)}. Use the newer version."
         raise PolicyError(f"{source}: {error}{hint if newer else ''}") from None
@@ -158,7 +157,7 @@ def _check_versions(data: Mapping[str, Any]) -> None:
             f"format = {_FORMAT_OF_MODULES}"
         )
     for key, version in _VERSIONS.items():
-        if key in data and not (isinstance(data[key], str) and _release(data[key])):
+        if key in data and not (isinstance(data[key], str) and release(data[key])):
             raise PolicyError(f"{key} is a version such as {version!r}, got {shown(data[key])}.")
 
 
@@ -222,13 +221,6 @@ def _tables(data: object) -> Tables:
             )
         tables[name] = content.get(KEY_OF_WHOLE, content)
     return merged((), parse_tables(tables))
-
-
-def _release(version: str) -> tuple[int, ...]:
-    match = re.match(r"\d+(\.\d+)*", version)
-    parts = match[0].split(".") if match else []
-    # Python refuses to convert very long numbers.
-    return tuple(map(int, parts)) if all(len(part) < 10 for part in parts) else ()
 
 
 def save(data: Mapping[str, Any], path: str | os.PathLike[str]) -> None:

@@ -159,12 +159,16 @@ def _policy_in(version: str, op: str, device_type: str) -> CastPolicy:
     history = _histories()[device_type].get(op)
     if history is None:
         return rows_by_name()[op].policy(device_type)
-    known = (since for since in history if _release(since) <= _release(version))
-    return CastPolicy(history[max(known, key=_release)])
+    known = (since for since in history if release(since) <= release(version))
+    return CastPolicy(history[max(known, key=release)])
 
 
-def _release(version: str) -> tuple[int, ...]:
-    return tuple(map(int, version.split(".")))
+def release(version: str) -> tuple[int, ...]:
+    """Returns the numbers at the start of a version; () without any."""
+    match = re.match(r"\d+(\.\d+)*", version)
+    parts = match[0].split(".") if match else []
+    # Python refuses to convert very long numbers.
+    return tuple(map(int, parts)) if all(len(part) < 10 for part in parts) else ()
 
 
 @functools.cache

@@ -273,16 +273,13 @@ class Walk:
     # --- optimizers
 
     def _enter_step(self, step: int) -> None:
-        """Called when the walk reaches a step; -1 at the end."""
+        """Called when the walk reaches a step."""
         if step == self._step:
             return
         self._step = step
-        if step < 0:
-            return
         states = [[one for one in run.recording.states if one.step == step] for run in self.runs]
-        for one, other in zip(*states, strict=False):
-            last = [len(run.recording.ends) for run in self.runs]
-            if step < min(last):  # a state at the end follows from what is before it
+        if step < min(len(run.recording.ends) for run in self.runs):  # a state at the end follows from what is before
+            for one, other in zip(*states, strict=False):
                 self._compare_states(one, other)
 
     def _tell_numbers(self) -> None:
@@ -521,10 +518,6 @@ class Walk:
             return bool(differing)  # a dim or a size
         return bool(differing) and any(fact.kind in ("shape", "structure", "policy") for fact in self.facts)
 
-    @property
-    def _shapes_differ(self) -> bool:
-        return any(fact.kind == "shape" for fact in self.facts)
-
     def _are_rounded(self, pair: Pair) -> bool:
         """Whether a call reads what differs by rounding."""
         return bool(self.rounded) and any(self._is_tainted(side, k) for side, k in enumerate(pair))
@@ -657,7 +650,7 @@ class Walk:
             self._add(Fact("input", text, *pair, self._step_of(*pair)), key)
             if gap is not None:
                 self._from_workers.setdefault(self._places[key], self._key_of(gap))
-        elif infos[0].shape != infos[1].shape and self._shapes_differ:
+        elif infos[0].shape != infos[1].shape and any(fact.kind == "shape" for fact in self.facts):
             pass
         elif named is not None:
             if gap is not None and (one.phase == "optimizer" or gap.tainted or id(gap) in self._told):

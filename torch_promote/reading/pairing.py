@@ -165,12 +165,9 @@ class Pairing:
                     keys[side].append((*key, input_shapes(run.calls[k]), run.results(k)))
         return {calls[0][i]: calls[1][j] for i, j in align([], [keys])}
 
-    def _move(self, aligned: dict[int, int]) -> None:
-        """Aligns calls that have an equal one in another place of the other run, such as draws that a worker needs."""
-        for of_module in (True, False):  # modules may have other names
-            self._move_equal(aligned, of_module)
-
     def _move_equal(self, aligned: dict[int, int], of_module: bool) -> None:
+        """Aligns calls that have an equal one in another place of the other run, such as draws that a worker needs."""
+
         def known(side: int, k: int) -> Any:
             run, call = self.runs[side], self.runs[side].calls[k]
             results = not run.updates(k) and run.content(k)
@@ -200,7 +197,8 @@ class Pairing:
     def _order(self) -> Iterator[tuple[int | None, int | None]]:
         """The calls of both runs: those of the first in its order, the others where they ran."""
         aligned = self._aligned(False, {})
-        self._move(aligned)
+        for of_module in (True, False):  # modules may have other names
+            self._move_equal(aligned, of_module)
         self.moved = len(aligned) - len(rising([aligned[i] for i in sorted(aligned)]))
         aligned |= self._aligned(True, aligned)
         kept = rising([aligned[i] for i in sorted(aligned)])

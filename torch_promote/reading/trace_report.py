@@ -440,19 +440,15 @@ class TraceReport(Recording, Report):
             "tensors": encode(list(tensors)),
             "calls": calls,
             "groups": [
-                {"op": op, "module": module, "line": line, **_without_key(encode(group))}
-                for (op, module, line), group in self.groups().items()
+                {"op": place[0], "module": place[1], "line": place[2]}
+                | {name: value for name, value in encode(group).items() if name != "key"}  # which the place tells
+                for place, group in self.groups().items()
             ],
             "casts": encode(self.casts()),
         }
 
     def __repr__(self) -> str:
         return f"<TraceReport: {self.total.calls:,} calls, {self.total.casts:,} casts>"
-
-
-def _without_key(group: dict[str, Any]) -> dict[str, Any]:
-    """A group's record without the key, which its op, module and line tell."""
-    return {name: value for name, value in group.items() if name != "key"}
 
 
 #: The attributes of a report that its JSON has as they are.

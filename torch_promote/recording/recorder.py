@@ -517,9 +517,7 @@ class Recorder:
             if (known is None or known.version != version) and not reference.expired():
                 is_read = known is not None and known.is_read
                 self._memory[key] = _Memory(reference, (number,), version, is_read, is_undefined=is_undefined)
-        if of.is_compiled:
-            return wrote and not uninitialized, ()
-        return wrote and not uninitialized, memories
+        return wrote and not uninitialized, () if of.is_compiled else memories
 
     def _writers_of(self, tensor: torch.Tensor) -> tuple[int, ...]:
         known = self._memory.get(tensor.untyped_storage()._cdata) if has_storage(tensor) else None

@@ -117,13 +117,8 @@ def join(
 #: The ends, the first exponent and the number of exponents; `Numbers.above`; the sum of squares. The numbers of all
 #: exponents from the first to the last follow, and the sketch.
 _HEAD = struct.Struct("<4q8qd")
-_NONFINITE = struct.Struct("<q"), 10 * 8
-
-
-def _all_finite(data: bytes) -> bool:
-    """Whether all numbers are finite that `measure` has counted."""
-    form, offset = _NONFINITE
-    return not form.unpack_from(data, offset)[0]
+#: Of these, the number of values that are not finite.
+_NONFINITE = struct.Struct("<80xq")
 
 
 @functools.cache
@@ -142,11 +137,6 @@ def unpack_sketch(text: str) -> list[float]:
     places = range((PROJECTIONS - 1) * bits, -1, -bits)
     integers = ((number >> place & (2 * half - 1)) - half for place in places)
     return [math.ldexp(one, exponent + 1 - bits) for one in integers]
-
-
-def is_sketch(text: str) -> bool:
-    """Whether a text is a sketch, or empty."""
-    return _SKETCH.fullmatch(text) is not None
 
 
 def readable(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -295,7 +285,7 @@ class Values(_Lazy):
     def is_finite(self) -> bool:
         """Whether there is no inf and no NaN."""
         measured = getattr(self, "_measured", None)
-        return not (self.infs or self.nans) if measured is None else _all_finite(measured[0])
+        return not (self.infs or self.nans if measured is None else _NONFINITE.unpack_from(measured[0])[0])
 
     @property
     def in_16_bits(self) -> bool:
@@ -368,7 +358,8 @@ class Values(_Lazy):
         name, numbers, above, counts, sketch = rest
         dtype = decode(torch.dtype, name)
         largest, smallest, first, squares = decode(tuple[int, int, int, float | None], numbers)
-        check_sketch(decode(str, sketch))
+        if not _SKETCH.fullmatch(decode(str, sketch)):
+            raise ValueError(f"a sketch has 16 numbers of {BITS} bits in Base64, got {sketch!r}")
         above, counts = decode(list[int], above), decode(list[int], counts)
         if len(above) != len(format_of(torch.float32).bounds) or not sum(counts) or min(*counts, 0) < 0:
             raise ValueError(f"there are no such counts: {above!r}, {counts!r}")
@@ -411,12 +402,6 @@ def combined_norm(*terms: tuple[float, Values]) -> float | None:
 
 #: The mean logarithm of the root mean square of 16 normal numbers is that of 1/this.
 _UNBIASED = 1.0324
-
-
-def check_sketch(text: str) -> None:
-    """Raises ValueError for a text that is no sketch."""
-    if not is_sketch(text):
-        raise ValueError(f"a sketch has 16 numbers of {BITS} bits in Base64, got {text!r}")
 
 
 @dataclass
@@ -561,8 +546,6 @@ class Measurer:
     @staticmethod
     def projections(tensor: torch.Tensor) -> tuple[str, str]:
         """Returns what tells the rows of a weight from others, and its columns, for `unpack_projections`."""
-        if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
-            return "", ""
         with unnoticed(), torch.no_grad(), contextlib.suppress(RuntimeError, NotImplementedError):
             return project(tensor)
         return "", ""
@@ -571,8 +554,6 @@ class Measurer:
     def _elements(tensor: torch.Tensor) -> torch.Tensor | None:
         if _C.is_measurable(tensor):
             return tensor
-        if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
-            return None  # a synchronization would end the capture with an error
         with unnoticed(), contextlib.suppress(RuntimeError, NotImplementedError):  # the layout or subclass lacks an op
             elements = readable(tensor)
             return None if elements is None else elements.cpu().contiguous()

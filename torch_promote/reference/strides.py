@@ -22,13 +22,7 @@ _FORMATS = {torch.channels_last: (1, 3, 2, 0), torch.channels_last_3d: (1, 4, 3,
 def contiguous_strides(shape: Sizes) -> Sizes:
     """Returns the strides of a contiguous tensor. A size of 0 counts as 1."""
     # Source: c10/core/TensorImpl.h, empty_tensor_restride (v2.13).
-    strides = []
-    step = 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= size or 1
-    strides.reverse()
-    return tuple(strides)
+    return strides_along(tuple(size or 1 for size in shape), range(len(shape) - 1, -1, -1))
 
 
 def strides_along(shape: Sizes, perm: Sequence[int]) -> Sizes:

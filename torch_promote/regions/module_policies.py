@@ -266,13 +266,8 @@ def _is_instance(module: nn.Module, name: str) -> bool:
 
 def _find(names: Mapping[nn.Module, list[str]], key: Key) -> list[nn.Module]:
     """Returns the modules that a key selects, without those whose forward is never called."""
-    if isinstance(key, str) and len(key) > LONGEST_NAME:
-        found = []
-    elif isinstance(key, str) and _is_class(key):
-        found = [module for module in names if _is_instance(module, key.removeprefix(OF_CLASS))]
-    elif isinstance(key, str):
-        name_or_pattern = _original(key)
-        found = [module for module, own in names.items() if any(matches(name, name_or_pattern) for name in own)]
+    if isinstance(key, str):
+        found = [] if len(key) > LONGEST_NAME else _selected(_original(key), names)
     elif isinstance(key, type) and issubclass(key, nn.Module):
         found = [module for module in names if isinstance(module, key)]
     else:
@@ -291,6 +286,12 @@ def _find(names: Mapping[nn.Module, list[str]], key: Key) -> list[nn.Module]:
             f"them, or their parent."
         )
     raise PolicyError(_no_match(names, key))
+
+
+def _selected(key: str, names: Mapping[nn.Module, list[str]]) -> list[nn.Module]:
+    if _is_class(key):
+        return [module for module in names if _is_instance(module, key.removeprefix(OF_CLASS))]
+    return [module for module, own in names.items() if any(matches(name, key) for name in own)]
 
 
 #: How many names of modules an error shows.
@@ -557,7 +558,7 @@ class _Follower:
         paths = {path for each in own.values() for path in each}
         exact = [key for key in self._keys if not _is_class(key) and not is_pattern(key)]
         others = [key for key in self._keys if key not in exact]
-        return paths.issuperset(exact) and all(_selects(key, own) for key in others)
+        return paths.issuperset(exact) and all(_selected(key, own) for key in others)
 
     def _ambiguous(self, one: str, other: str) -> str:
         of_other = other.partition(" ")[0]
@@ -570,7 +571,7 @@ class _Follower:
         )
 
     def _not_found(self, name: str, names: Mapping[nn.Module, list[str]]) -> str:
-        missing = next((key for key in self._keys if not _selects(key, names)), "")
+        missing = next((key for key in self._keys if not _selected(key, names)), "")
         known = [type(one).__name__ for one in names] if _is_class(missing) else []
         known = known or [one for own in names.values() for one in own]
         return (
@@ -597,12 +598,6 @@ class _Follower:
     def _spelled(self) -> str:
         shown = [repr(key) for key in self._keys[:3]]
         return ", ".join([*shown, "..."] if self._keys[3:] else shown)
-
-
-def _selects(key: str, names: Mapping[nn.Module, list[str]]) -> bool:
-    if _is_class(key):
-        return any(_is_instance(module, key.removeprefix(OF_CLASS)) for module in names)
-    return any(matches(name, key) for own in names.values() for name in own)
 
 
 def _running_modules() -> Iterator[nn.Module]:

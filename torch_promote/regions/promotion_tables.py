@@ -113,7 +113,7 @@ def _composite_ops() -> Iterator[PromotingOp]:
         shares = any(result.alias_info is not None and not result.alias_info.is_write for result in schema.returns)
         computes = not schema.returns or any("Tensor" in str(result.type) for result in schema.returns)
         if left_alone or (is_composite and computes and not shares and name not in known and _tensors(schema)):
-            yield PromotingOp(name, "", () if left_alone else _operands(schema), _COMPOSITE)
+            yield PromotingOp(name, "", () if left_alone else _tensors(schema, _NUMBERS), _COMPOSITE)
 
 
 def _schemas() -> dict[str, dict[str, Any]]:
@@ -168,7 +168,7 @@ def _of_entry(entry: Entry, schema: Any) -> PromotingOp | None:
         places = _tensors(schema)
     excluded = _NO_OPERANDS.get(term.rule, ())
     places = tuple(place for place in places if names[place] not in excluded)
-    if len(places) < 2 and _COMPUTES[term.rule] is not FLOATS and not _is_list(schema.arguments[places[0]]):
+    if len(places) < 2 and _COMPUTES[term.rule] is not FLOATS and str(schema.arguments[places[0]].type) != _LIST:
         return None  # a single operand keeps its dtype
     mode = names.index("rounding_mode") if "rounding_mode" in names else -1
     return PromotingOp(entry.op, "", places, _COMPUTES[term.rule], mode, each, real=term.rule in _REAL)
@@ -222,25 +222,16 @@ def _is_tensor(argument: Any) -> bool:
     return str(argument.type) in ("Tensor", "Optional[Tensor]")
 
 
-def _is_list(argument: Any) -> bool:
-    return str(argument.type) == "List[Tensor]"
+_LIST = "List[Tensor]"
+_NUMBERS = ("number", "Optional[number]")
 
 
-def _tensors(schema: Any) -> tuple[int, ...]:
+def _tensors(schema: Any, numbers: tuple[str, ...] = ()) -> tuple[int, ...]:
+    """Returns the places of the tensors, of lists of them, and of arguments of the types in `numbers`."""
     return tuple(
         place
         for place, argument in enumerate(schema.arguments)
-        if (_is_tensor(argument) or _is_list(argument)) and not argument.is_out
-    )
-
-
-def _operands(schema: Any) -> tuple[int, ...]:
-    """Returns the places of the tensors and numbers."""
-    numbers = ("number", "Optional[number]")
-    return tuple(
-        place
-        for place, argument in enumerate(schema.arguments)
-        if not argument.is_out and (_is_tensor(argument) or _is_list(argument) or str(argument.type) in numbers)
+        if not argument.is_out and (_is_tensor(argument) or str(argument.type) in (_LIST, *numbers))
     )
 
 

@@ -114,7 +114,10 @@ def jax_rule(default_dtype: torch.dtype) -> PromotionRule:
             for number, node in _JAXS_NUMBERS.items()
             for name, dtype in names.items()
         },
-        floats={dtype: _JAXS_INEXACT.get(name, dtype if _is_inexact(dtype) else None) for name, dtype in names.items()},
+        floats={
+            dtype: _JAXS_INEXACT.get(name, dtype if is_floating(dtype) or is_complex(dtype) else None)
+            for name, dtype in names.items()
+        },
         # uint64 and int64 join in float*, which joins with float16 in float16. Folding pairwise would give float32.
         associative=False,
         default_dtype=default_dtype,
@@ -126,10 +129,6 @@ def jax_rule(default_dtype: torch.dtype) -> PromotionRule:
 
 
 _DTYPES = {dtype_name(dtype): dtype for dtype in ALL_DTYPES}
-
-
-def _is_inexact(dtype: torch.dtype) -> bool:
-    return is_floating(dtype) or is_complex(dtype)
 
 
 def _of_many(dtypes: Iterable[torch.dtype]) -> str | None:
