@@ -31,7 +31,7 @@ PACKAGE = str(Path(tp.__file__).parent)
 OF_A_CALL = re.compile(
     r"(?:a|around|call|expectation|one|outer): (?:(?:Open|Casting|Kept|Recent|Watched|_)?Call|Expectation)(?: \| None)?"
 )
-MOST_RECORDS = 14
+MOST_RECORDS = 13
 
 
 class Walk(NamedTuple):

@@ -210,9 +210,10 @@ def test_find_nan_tries_the_cures_and_writes_the_policy(script: Path, capfd: Cap
     assert err.endswith("torch-promote: to use it:\n  torch-promote run --policy mine.toml fixed.py\n")
     assert tp.Policy.load(script / "mine.toml") == tp.Policy.stock().override({"add.Tensor": "fp32"})
     assert command_run(capfd, "run", "--policy", "mine.toml", "fixed.py")[1] == "finite\n"
-    (script / "mine.toml").unlink()
-    assert command_run(capfd, "find-nan", "--fix", "fixed.py")[0] == 0
-    assert (script / "mine.toml").exists()
+    assert "torch-promote: wrote mine.toml." in err
+    status, _, err = command_run(capfd, "find-nan", "--fix", "fixed.py")
+    assert status == 0
+    assert "torch-promote: replaced mine.toml." in err
     _, _, err = command_run(capfd, "find-nan", "--override=add.Tensor=fp32", "fixed.py")
     assert err.endswith("torch-promote: to use it:\n  torch-promote run --override add.Tensor=fp32 fixed.py\n")
     assert "no inf or NaN" in (script / "nan.html").read_text()
@@ -522,6 +523,6 @@ def test_read_prints_what_the_report_says(folder: Path, capsys: Capture) -> None
         ),
         ((RECORD, "--cache=all", "--values", "0"), "Got --cache, --values."),
         ((RECORD, "--model", "Net"), "Got --model."),
-        ((RECORD, "0", "--html", "run.html"), "Got --html."),
+        ((RECORD, "0", "--html", "run.html"), "Got --html behind it. Legal before the pattern: --html"),
     ):
         assert message in error_of(capsys, "trace", "--read", *arguments)

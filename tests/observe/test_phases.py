@@ -271,6 +271,25 @@ def trained() -> TraceReport:
     return report
 
 
+def test_what_the_program_and_the_optimizer_call_is_counted_once() -> None:
+    """Adam reads its steps by item(), and the program its loss."""
+    model = nn.Linear(8, 8)
+    optimizer = torch.optim.Adam(model.parameters(), foreach=False)
+    with tp.trace(model) as report:
+        loss = loss_of(model)
+        loss.backward()
+        optimizer.step()
+        loss.item()
+    of_optimizer = len(report.calls.where(phase="optimizer"))
+    assert {"forward", "optimizer"} <= {call.phase for call in report.calls if call.op.startswith("aten::item")}
+    content = report.content()
+    facts = {name: (value, note) for name, value, *note in content.facts}
+    assert facts["calls"][0] == f"{len(report.calls) - of_optimizer:,}"
+    assert facts["calls"][1][0].endswith(f" backward, and {of_optimizer} more of optimizers")
+    assert " optimizer," not in facts["calls"][1][0]
+    assert f"of {len(report.calls) - of_optimizer} calls" in content.verdict
+
+
 def test_reports_tell_optimizers_from_the_model(tmp_path: Any) -> None:
     report = trained()
     of_optimizer = len(report.calls.where(phase="optimizer"))

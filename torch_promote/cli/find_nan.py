@@ -142,8 +142,9 @@ def run(arguments: argparse.Namespace) -> int:
             say(f"torch-promote: {arguments.fix} is not written: {why}.{' Tried:' * bool(tried)}{tried}")
             return end_as(status, arguments.is_process)
         arguments.override = cured[min(cured)]
+        done = "replaced" if os.path.exists(arguments.fix) else "wrote"
         _policy(arguments).save(arguments.fix)
-        say(f"torch-promote: wrote {arguments.fix}. With it, no origin was found in the same steps.")
+        say(f"torch-promote: {done} {arguments.fix}. With it, no origin was found in the same steps.")
         policy = shlex.quote(arguments.fix)
         say(f"torch-promote: to use it:\n  torch-promote run --policy {policy} {_program(arguments)}")
         return 0

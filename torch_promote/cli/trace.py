@@ -100,9 +100,10 @@ def check(arguments: argparse.Namespace) -> None:
     behind = len(arguments.words) - len(arguments.program)
     given = [(place, word.partition("=")[0]) for place, word in enumerate(arguments.words)]
     options = [(place, word) for place, word in given if word in arguments.options]
-    unused = [word for place, word in options if word.lstrip("-") not in _OF_READ or place >= behind]
+    late = [word for place, word in options if word.lstrip("-") in _OF_READ and place >= behind]
+    unused = [word for _, word in options if word.lstrip("-") not in _OF_READ] or late
     if unused or len(arguments.program) > 1:
-        what = ", ".join(unused) if unused else f"{len(arguments.program)} patterns"
+        what = ", ".join(unused) + " behind it" * (unused == late) if unused else f"{len(arguments.program)} patterns"
         raise OptionError(
             f"--read shows a recording, of one PATTERN or of all: it runs no program. Got {what}. Legal before the "
             f"pattern: {', '.join(f'--{name}' for name in _OF_READ[1:])}."

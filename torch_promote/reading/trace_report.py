@@ -225,6 +225,7 @@ class TraceReport(Recording, Report):
         for group in modules_and_optimizer(self):
             if group.key != OPTIMIZER:
                 total.merge(group)
+        total.calls -= total.phases.pop("optimizer", 0)  # of an op that the program calls at the same place, too
         return total
 
     def _facts(self) -> Iterable[Fact]:
@@ -242,7 +243,7 @@ class TraceReport(Recording, Report):
         more = [f"and {others:,} more of optimizers"] if others and of_model.calls else []
         yield "calls", f"{of_model.calls or others:,}", ", ".join([*phases, *more]) or "of optimizers"
         results = sorted(result_dtypes(of_model.dtypes).items(), key=lambda item: -item[1])
-        shares = [f"{percent(calls, of_model.calls)} {name}" for name, calls in results]
+        shares = [f"{percent(calls, sum(dict(results).values()))} {name}" for name, calls in results]
         if shares:
             yield "results", shares[0], ", ".join(shares[1:])
         yield "casts", f"{total.casts:,}", f"{size(total.bytes)}; {total.reused:,} more reused from a cache"
