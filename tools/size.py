@@ -27,7 +27,7 @@ KINDS = (
     ("package", ("torch_promote",), (".py",), "lines", 42_677),
     ("modules of the package", ("torch_promote",), (".py",), "files", 133),
     ("C++", ("csrc",), (".cpp", ".h"), "lines", 8_500),
-    ("tests, tools, benchmarks", ("tests", "tools", "benchmarks"), (), "lines", 61_517),
+    ("tests, tools, benchmarks", ("tests", "tools", "benchmarks"), (), "lines", 61_518),
     ("docs", ("docs", "README.md", "CONTRIBUTING.md"), (".md",), "words", 43_242),
 )
 MEASURES = {"lines": lambda text: text.count("\n"), "words": lambda text: len(text.split()), "files": lambda text: 1}
