@@ -518,7 +518,7 @@ class RecentCalls:
         therefore = "Therefore " if texts else ""
         texts.append(f"{therefore}{tell_where(target.call)}, is not finite; repeated with {how} in float32, it is.")
         if recent.call.phase == "optimizer":
-            larger = f", or pass an eps that is not 0 in {dtype_name(dtype)}" if constants else ""
+            larger = ", where that number is not 0" if constants else ""
             texts.append(f"An optimizer computes in the dtype of the weights: keep them in float32{larger}.")
         elif not recent.call.autocast:
             texts.append(WITHOUT_REGION if how == "this call" else _REPEATED_WITHOUT_REGION)
