@@ -85,7 +85,7 @@ _BY_TEXT = {
     OF_CHECKPOINT: "The recomputation of a checkpoint saved other tensors than the forward.",
     r"(result type \w+|input types) can't be cast to the desired output type (Long|Int|Short|Char|Byte|Bool)": (
         "The op writes floating numbers to a tensor of integers. Make that tensor floating, or write x = x * y in "
-        "place of x *= y."
+        "place of x *= y: a dict or module that holds the old x keeps it unchanged."
     ),
     r"expected target dtype to be Long|expected scalar type Long but found": (
         "Indices of classes are integers: target.long()."

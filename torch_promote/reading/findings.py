@@ -124,7 +124,7 @@ def savings(calls: Sequence[Call]) -> list[Saving]:
             "These casts of weights would be reused, because the weights did not change in between.",
         ),
     ]
-    effect = "The op would run on its uncast arguments, in lower precision. Its results would differ."
+    effect = "Not tried: the op would run on uncast arguments if it has a kernel for them. Its results would differ."
     least = _LEAST_SAVING * sum(cast.bytes for call in calls for cast in call.casts if not cast.reused)
     for op, sizes in sorted(by_op.items(), key=lambda item: -sum(item[1])):
         if sum(sizes) < least:
