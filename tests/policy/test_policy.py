@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch._dynamo.testing
 from expecttest import assert_expected_inline
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import torch_promote
@@ -329,7 +329,12 @@ WITH_MODULES = st.builds(
 )
 
 
+#: Written in full, it has 240 characters.
+FULL = Policy.stock().override({f"{NAMESPACE}::join": "fp32"}, "cpu").override({"pow.*_out": "match_self"}, "xpu")
+
+
 @given(WITH_MODULES)
+@example(FULL)
 @settings(max_examples=25, deadline=None)
 def test_it_comes_back_from_everything_that_it_is_turned_into(policy: Policy) -> None:
     for way in WAYS.values():

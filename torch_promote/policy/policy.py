@@ -500,7 +500,7 @@ class Policy:
         if self.modules:
             tables = {name: table if isinstance(table, str) else spell_table(table) for name, table in self.modules}
             text += f".override_modules({_spell(tables)})"
-        if len(text) <= _LONGEST_REPR:
+        if len(text) < _LIMIT_OF_REPR:
             return text
         modules = f" and tables for {len(self.modules)} module{'s' * (len(self.modules) > 1)}" * bool(self.modules)
         return (
@@ -561,8 +561,8 @@ class AppliedPolicy(ModuleHandle):
     policy: Policy
 
 
-#: In characters: three lines of a terminal.
-_LONGEST_REPR = 240
+#: In characters: three lines of a terminal, with the end of the last one.
+_LIMIT_OF_REPR = 240
 
 
 def _spell(entries: Mapping[str, Any]) -> str:
