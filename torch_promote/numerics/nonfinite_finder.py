@@ -42,6 +42,7 @@ from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.parameter import is_lazy
 from torch.nn.utils import clip_grad
 
 from torch_promote.numerics.mathematics import explain
@@ -794,10 +795,14 @@ class NonfiniteFinder:
             self._drop_ended()
         self._recent.clear()
         has_origin = self._first is not None or self.observer.is_done
-        for module, path in self._modules.named() if has_origin else ():
-            for name, buffer in module.named_buffers(path, recurse=False):
-                if can_be_read(buffer) and any(map(math.isnan, extremes([buffer])[0])):
-                    self.seen.nan_buffers.append(name)
+        buffers = [
+            (f"{path}.{name}".lstrip("."), buffer)
+            for module, path in (self._modules.named() if has_origin else ())
+            for name, buffer in module._buffers.items()  # a module's own named_buffers may do anything
+            if buffer is not None and not is_lazy(buffer)
+        ]
+        found = extremes([buffer for _, buffer in buffers])
+        self.seen.nan_buffers += [name for (name, _), (low, _) in zip(buffers, found, strict=True) if math.isnan(low)]
 
     # --- verdicts
 

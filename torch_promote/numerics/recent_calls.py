@@ -513,13 +513,11 @@ class RecentCalls:
             names = ", ".join(f"{name} ({', '.join([*of][:3])}{', ...' * (len(of) > 3)})" for name, of in lines.items())
             how = f"{len(found):,} call{'s' * (len(found) > 1)} of {names}"
         dtype = next((one.dtype for one in recent.results if one.dtype in LOWER_DTYPES), torch.float32)
-        constants = list(tell_constants(recent.facts, recent.args, dtype))
-        texts = [*constants, *texts]
+        texts = [*tell_constants(recent.facts, recent.args, dtype), *texts]
         therefore = "Therefore " if texts else ""
         texts.append(f"{therefore}{tell_where(target.call)}, is not finite; repeated with {how} in float32, it is.")
         if recent.call.phase == "optimizer":
-            larger = ", where that number is not 0" if constants else ""
-            texts.append(f"An optimizer computes in the dtype of the weights: keep them in float32{larger}.")
+            texts.append("An optimizer computes in the dtype of the weights: keep them in float32.")
         elif not recent.call.autocast:
             texts.append(WITHOUT_REGION if how == "this call" else _REPEATED_WITHOUT_REGION)
         if kind == "overflow in the op" and recent.call.op.removesuffix("_") in SUMS:
