@@ -670,6 +670,9 @@ def is_about_dtypes(text: str) -> bool:
     return any(one.search(text) for one in (_ABOUT_DTYPES, _NEEDS_FLOAT32, NAMES_DTYPES))
 
 
-def tensor_arguments(name: str) -> list[str]:
-    """Returns the names of the arguments of an overload that are tensors."""
-    return [one.name for one in find_overload(name)._schema.arguments if "Tensor" in str(one.type)]
+def tensor_arguments(name: str, optional: bool = True) -> list[str]:
+    """Returns the names of the arguments of an overload that are tensors, also of those that may be None."""
+    arguments = find_overload(name)._schema.arguments
+    return [
+        one.name for one in arguments if "Tensor" in str(one.type) and (optional or "Optional" not in str(one.type))
+    ]

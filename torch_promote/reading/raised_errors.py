@@ -327,14 +327,14 @@ def _of_error(error: BaseException) -> str:
     if call is None:  # such as an error that a program raises itself
         return ""
     shown_dtypes = {one.dtype for one in floats_of(call.inputs)}
+    code = OF_COMPILED if compiled else CALLING if below and not line_in_graph(*steps[-1]) else AT_LINE
     if is_of_two_dtypes(text) and len(call.inputs) > 1 and len(shown_dtypes) < 2:
         # Such as weights that functional_call has put back, or the tangents of a forward-mode derivative.
-        if len(call.inputs) >= len(tensor_arguments(call.name)):
+        if len(call.inputs) >= len(tensor_arguments(call.name, optional=False)):
             return f"{call.op}, at {where}. The tensors that the traceback shows have one dtype. {ask}".rstrip()
-        advice = f"The traceback does not show all of its tensors. {advice_on(call, text, AT_LINE, in_thread, idle)}"
+        advice = f"The traceback does not show all of its tensors. {advice_on(call, text, code, in_thread, idle)}"
         return f"{call.op}, at {where}. {advice}{ask}".rstrip()
     shown = f"{call.op} of {spell_tensors(call.inputs)}" if call.inputs else call.op
-    code = OF_COMPILED if compiled else CALLING if below and not line_in_graph(*steps[-1]) else AT_LINE
     if code is CALLING:  # whose names these are
         # If code of PyTorch's calls that, no tensor of the program stands there.
         code *= all(is_of_program(one) or one.f_code in _MODULE_CALLS for one in below[:-1])
