@@ -28,9 +28,7 @@ import torch_promote as tp
 
 PACKAGE = str(Path(tp.__file__).parent)
 #: The fields that make a class a record of a call, with their types, and how many such classes there may be.
-OF_A_CALL = re.compile(
-    r"(?:a|around|call|expectation|one|outer): (?:(?:Open|Casting|Kept|Recent|Watched|_)?Call|Expectation)(?: \| None)?"
-)
+OF_A_CALL = re.compile(r"(?:a|around|call|one|outer): (?:Open|Casting|Kept|Recent|Watched|_)?Call(?: \| None)?")
 MOST_RECORDS = 13
 
 

@@ -523,6 +523,6 @@ def test_read_prints_what_the_report_says(folder: Path, capsys: Capture) -> None
         ),
         ((RECORD, "--cache=all", "--values", "0"), "Got --cache, --values."),
         ((RECORD, "--model", "Net"), "Got --model."),
-        ((RECORD, "0", "--html", "run.html"), "Got --html behind it. Legal before the pattern: --html"),
+        ((RECORD, "0", "--html", "run.html"), "Got --html behind the pattern. Legal before the pattern: --html"),
     ):
         assert message in error_of(capsys, "trace", "--read", *arguments)

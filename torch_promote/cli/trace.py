@@ -103,7 +103,11 @@ def check(arguments: argparse.Namespace) -> None:
     late = [word for place, word in options if word.lstrip("-") in _OF_READ and place >= behind]
     unused = [word for _, word in options if word.lstrip("-") not in _OF_READ] or late
     if unused or len(arguments.program) > 1:
-        what = ", ".join(unused) + " behind it" * (unused == late) if unused else f"{len(arguments.program)} patterns"
+        what = (
+            ", ".join(unused) + " behind the pattern" * (unused == late)
+            if unused
+            else f"{len(arguments.program)} patterns"
+        )
         raise OptionError(
             f"--read shows a recording, of one PATTERN or of all: it runs no program. Got {what}. Legal before the "
             f"pattern: {', '.join(f'--{name}' for name in _OF_READ[1:])}."

@@ -243,7 +243,8 @@ class TraceReport(Recording, Report):
         more = [f"and {others:,} more of optimizers"] if others and of_model.calls else []
         yield "calls", f"{of_model.calls or others:,}", ", ".join([*phases, *more]) or "of optimizers"
         results = sorted(result_dtypes(of_model.dtypes).items(), key=lambda item: -item[1])
-        shares = [f"{percent(calls, sum(dict(results).values()))} {name}" for name, calls in results]
+        counted = sum(calls for _, calls in results)
+        shares = [f"{percent(calls, counted)} {name}" for name, calls in results]
         if shares:
             yield "results", shares[0], ", ".join(shares[1:])
         yield "casts", f"{total.casts:,}", f"{size(total.bytes)}; {total.reused:,} more reused from a cache"
