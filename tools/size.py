@@ -24,10 +24,10 @@ ROOT = Path(__file__).resolve().parents[1]
 #: What is counted: its name, the folders, the suffixes of its files, the unit, and the budget: what there was
 #: when somebody last changed it, without headroom.
 KINDS = (
-    ("package", ("torch_promote",), (".py",), "lines", 42_677),
+    ("package", ("torch_promote",), (".py",), "lines", 42_688),
     ("modules of the package", ("torch_promote",), (".py",), "files", 133),
     ("C++", ("csrc",), (".cpp", ".h"), "lines", 8_500),
-    ("tests, tools, benchmarks", ("tests", "tools", "benchmarks"), (), "lines", 61_518),
+    ("tests, tools, benchmarks", ("tests", "tools", "benchmarks"), (), "lines", 61_545),
     ("docs", ("docs", "README.md", "CONTRIBUTING.md"), (".md",), "words", 43_242),
 )
 MEASURES = {"lines": lambda text: text.count("\n"), "words": lambda text: len(text.split()), "files": lambda text: 1}
