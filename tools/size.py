@@ -28,7 +28,7 @@ KINDS = (
     ("modules of the package", ("torch_promote",), (".py",), "files", 133),
     ("C++", ("csrc",), (".cpp", ".h"), "lines", 8_500),
     ("tests, tools, benchmarks", ("tests", "tools", "benchmarks"), (), "lines", 61_545),
-    ("docs", ("docs", "README.md", "CONTRIBUTING.md"), (".md",), "words", 43_242),
+    ("docs", ("docs", "README.md", "CONTRIBUTING.md"), (".md",), "words", 43_249),
 )
 MEASURES = {"lines": lambda text: text.count("\n"), "words": lambda text: len(text.split()), "files": lambda text: 1}
 
